@@ -1,0 +1,97 @@
+"""Every error that rlsample raises on purpose.
+
+RlsampleError
+├── ConfigError (ValueError)        a setting, name or combination that cannot work
+│   └── MissingExtraError           an optional dependency is not installed; names the extra
+├── SpaceError (ValueError)         a space we cannot batch, or a value outside its space
+├── EnvError
+│   ├── EnvProtocolError            poll/send_actions/try_reset used out of order; nothing was stepped
+│   ├── EnvFailedError              a sub-env raised or returned nonsense: names slot, step and value
+│   └── EnvClosedError              the env was closed, possibly while this call was waiting
+├── SamplerError                    a sampling thread ended or failed; the cause is chained
+└── CheckpointError                 a checkpoint is damaged or does not fit; names the last good one
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "EnvClosedError",
+    "EnvError",
+    "EnvFailedError",
+    "EnvProtocolError",
+    "MissingExtraError",
+    "RlsampleError",
+    "SamplerError",
+    "SpaceError",
+    "unknown_name",
+]
+
+
+class RlsampleError(Exception):
+    """Base of every deliberate error of this package."""
+
+
+class ConfigError(RlsampleError, ValueError):
+    """A setting, a name or a combination of them that cannot work."""
+
+
+class MissingExtraError(ConfigError, ImportError):
+    """An optional dependency is missing; the message names the pip extra that brings it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an optional package: pip install 'rlsample[{extra}]'")
+
+
+class SpaceError(RlsampleError, ValueError):
+    """A space of no fixed size, or a value outside its space."""
+
+
+class EnvError(RlsampleError):
+    """Base of errors about environments."""
+
+
+class EnvProtocolError(EnvError):
+    """The polled interface was used out of order. No env was stepped by the refused call."""
+
+
+class EnvFailedError(EnvError):
+    """A sub-env raised, or returned something that is no valid step.
+
+    Attributes:
+        slot: the sub-env's index in ``[0, num_envs)``.
+        episode_step: steps taken in the running episode before the failing call; None in ``__init__``.
+        remote_traceback: text of the traceback where it happened, if that was another process.
+    """
+
+    def __init__(
+        self, message: str, *, slot: int, episode_step: int | None = None, remote_traceback: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.slot = slot
+        self.episode_step = episode_step
+        self.remote_traceback = remote_traceback
+
+
+class EnvClosedError(EnvError):
+    """The env is closed, or was closed by another thread while this call waited."""
+
+
+class SamplerError(RlsampleError):
+    """A background sampler ended or failed; the original error is the ``__cause__``."""
+
+
+class CheckpointError(RlsampleError):
+    """A checkpoint cannot be used."""
+
+
+def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
+    """An error that names the nearest valid spelling. It is returned, for the caller to raise."""
+    known = sorted(valid)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return ConfigError(f"unknown {kind} {name!r}; {hint}")
