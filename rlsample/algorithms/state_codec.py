@@ -1,7 +1,7 @@
 """Nested state as JSON and plain arrays, exact and without pickle.
 
-A state is made of dicts, lists, tuples, None, bool, int of any size, float, str, bytes, numpy scalars and numpy arrays of
-any dtype that holds no objects. :func:`encode` splits it into a JSON document and a flat dict of arrays; what JSON
+A state is made of dicts, lists, tuples, None, bool, int of any size, float, str, bytes, numpy scalars and numpy arrays
+of any dtype that holds no objects. :func:`encode` splits it into a JSON document and a flat dict of arrays; what JSON
 cannot say is a one-key object whose key starts with ``$``:
 
     {"$array": "a3"}    the array of that name             {"$scalar": "a4"}   a numpy scalar, kept as a 0-d array
@@ -70,7 +70,7 @@ def _encode(value: Any, path: str, arrays: Arrays) -> Any:
             return dict(pairs)
         return {"$dict": [[_encode(key, f"{path}, key {key!r}", arrays), item] for key, item in pairs]}
     raise CheckpointError(
-        f"{path} is a {type(value).__name__}; a checkpoint holds dicts, lists, tuples, numbers, strings, bytes and arrays"
+        f"{path} is a {type(value).__name__}; a checkpoint holds dicts, lists, tuples, numbers, text, bytes and arrays"
     )
 
 

@@ -78,7 +78,7 @@ def test_damage_is_refused_and_the_last_good_one_named(tmp_path, kind):
     assert f"{tmp_path / 'step_000000000003'} is damaged" in str(caught.value)
     assert f"the last good one is {tmp_path / 'step_000000000002'}" in str(caught.value)
     harm(store.paths()[1])
-    with pytest.raises(CheckpointError, match="the last good one is .*step_000000000001"):
+    with pytest.raises(CheckpointError, match=r"the last good one is .*step_000000000001"):
         store.load()
     assert store.load(store.paths()[0])["n"] == 1
 
@@ -103,7 +103,7 @@ def test_a_failed_write_leaves_the_old_ones(tmp_path, monkeypatch, failing):
 
     with monkeypatch.context() as patch:
         patch.setattr(module, failing, fail)
-        with pytest.raises(CheckpointError, match="step_000000000002: .*No space left"):
+        with pytest.raises(CheckpointError, match=r"step_000000000002: .*No space left"):
             store.save(state(2), 2)
     assert os.listdir(tmp_path) == ["step_000000000001"]
     assert store.load()["n"] == 1
