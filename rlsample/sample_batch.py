@@ -94,6 +94,9 @@ class SampleBatch:
         self.fragment_lengths = fragment_lengths
 
     def _check(self, name: str, column: Tree) -> None:
+        if type(column) is np.ndarray and column.shape[:1] == (self.count,):
+            return
+        _length(name, column)
         for path, leaf in tree.flatten(column):
             if _length(name, leaf) != self.count:
                 first = next(iter(self._columns))
@@ -262,7 +265,7 @@ class SampleBatch:
         return [self.slice(start, end) for start, end in zip(starts.tolist(), ends, strict=True)] if self.count else []
 
     def _run_starts(self, names: Sequence[str], consecutive: str | None = None) -> np.ndarray:
-        """int64: rows where a column of ``names`` differs from the row before, or ``consecutive`` does not grow by 1."""
+        """int64: rows where a column of ``names`` differs from the row before, or ``consecutive`` is not 1 more."""
         if EPS_ID not in self._columns:
             raise ConfigError(f"episodes need the column 'eps_id'; this batch has {', '.join(self._columns)}")
         if not self.count:
