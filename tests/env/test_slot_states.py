@@ -31,12 +31,12 @@ def test_the_canonical_ids_come_back_as_they_are_when_all_wait():
     assert s.require_waiting(s.all_ids) is s.all_ids
     s.code[1] = BUSY
     assert not s.all_waiting()
-    with pytest.raises(EnvProtocolError, match="^slot 1 takes no action: it is busy"):
+    with pytest.raises(EnvProtocolError, match=r"^slot 1 takes no action: it is busy"):
         s.require_waiting(s.all_ids)
     assert s.require_waiting([0]).tolist() == [0]
 
 
-@given(st.lists(st.sampled_from(CODES), min_size=1, max_size=6), st.data())
+@given(st.lists(st.sampled_from(CODES), min_size=1, max_size=14), st.data())
 def test_each_request_is_granted_for_exactly_the_allowed_states(codes, data):
     s = states(*codes)
     ids = data.draw(st.lists(st.integers(0, len(codes) - 1), unique=True))
@@ -54,6 +54,18 @@ def test_each_request_is_granted_for_exactly_the_allowed_states(codes, data):
                 require(np.array(ids))
             assert [f"slot {i} " in str(e.value) for i in ids] == [i in offenders for i in ids]
         assert s.code.tolist() == codes
+
+
+def test_many_ids_are_judged_like_few():
+    s = states(*[WAITING] * 20)
+    assert s.require_waiting(np.arange(20)[::-1]).tolist() == list(range(19, -1, -1))
+    for last, message in ((0, "slot 0 is named twice"), (20, "slot 20 does not exist"), (-1, "slot -1 does not exist")):
+        with pytest.raises(EnvProtocolError, match=f"^{message}"):
+            s.require_waiting([*range(12), last])
+    s.code[3] = ENDED
+    assert len(s.require_resettable(np.arange(20))) == 20
+    with pytest.raises(EnvProtocolError, match=r"^slot 3 takes no action: it is at its episode's end"):
+        s.require_waiting(np.arange(20))
 
 
 @pytest.mark.parametrize(
