@@ -14,6 +14,7 @@ A slot goes through these states; :meth:`BaseEnv.poll` moves it from *busy* on:
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -106,6 +107,14 @@ class BaseEnv(ABC):
     lockstep: bool = False
     steps_ahead: bool = False
 
+    @functools.cached_property
+    def all_ids(self) -> np.ndarray:
+        """int64[num_envs], read-only: 0, 1, ... A poll that brings every slot in order hands out this very object, and
+        receivers may take that as the sign of a lock-step batch."""
+        ids = np.arange(self.num_envs)
+        ids.flags.writeable = False
+        return ids
+
     @abstractmethod
     def poll(self, timeout_s: float | None = None) -> StepBatch:
         """Returns the rows that are ready, waiting for at least one.
@@ -136,7 +145,8 @@ class BaseEnv(ABC):
         """Starts new episodes in slots that ended or wait for an action.
 
         Returns:
-            The first observations (every row ``is_first``), or None if they will arrive in a later poll.
+            The first observations (every row ``is_first``, in the order asked; a reset that failed is in ``failures``
+            instead), or None if they will arrive in a later poll.
 
         Raises:
             EnvProtocolError: a slot is unknown, doubled, busy or failed.

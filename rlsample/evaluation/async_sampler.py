@@ -1,0 +1,98 @@
+"""Sampling in a thread of its own, ahead of the caller, behind a bounded queue."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlsample.errors import SamplerError
+from rlsample.policy.policy import ActOutput, Policy
+from rlsample.sample_batch import SampleBatch
+from rlsample.tree import Tree
+
+__all__ = ["ActingView", "AsyncSampler"]
+
+_CLOSE_WAIT_S = 5.0
+
+
+class ActingView:
+    """The part of a policy the sampler uses, one call at a time with whoever else holds ``lock``."""
+
+    def __init__(self, policy: Policy, lock: threading.RLock) -> None:
+        self._policy, self._lock = policy, lock
+
+    @property
+    def version(self) -> int:
+        return self._policy.version
+
+    @property
+    def extra_columns(self) -> Mapping[str, Any]:
+        return self._policy.extra_columns
+
+    def act(self, obs: Tree, explore: bool = True) -> ActOutput:
+        with self._lock:
+            return self._policy.act(obs, explore)
+
+
+class AsyncSampler:
+    """Calls ``sample`` in a daemon thread and keeps up to ``queue_size`` batches ready.
+
+    The thread starts with the first :meth:`get`. What it raises is raised again by the next :meth:`get`, as the cause
+    of a SamplerError, after the batches that were ready before; then sampling has ended for good.
+    """
+
+    def __init__(self, sample: Callable[[], SampleBatch], queue_size: int) -> None:
+        self._sample = sample
+        self._ready: queue.Queue[SampleBatch | None] = queue.Queue(maxsize=queue_size)
+        self._closed = threading.Event()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> SampleBatch:
+        """The oldest batch that is ready; waits for one.
+
+        Raises:
+            SamplerError: the thread failed (the error is the cause), or the sampler is closed.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rlsample-sampler", daemon=True)
+            self._thread.start()
+        while not self._closed.is_set():
+            try:
+                batch = self._ready.get(timeout=0.5)  # the end is queued too: the time limit only backs up a lost thread
+            except queue.Empty:
+                if self._thread.is_alive():
+                    continue
+                batch = None
+            if batch is not None:
+                return batch
+            self._closed.set()
+        raise SamplerError(f"the sampling thread ended: {self._error or 'closed'}") from self._error
+
+    def close(self) -> None:
+        """Stops after the running ``sample``; waits at most 5 s for that. Idempotent."""
+        self._closed.set()
+        while True:  # make room for a put that waits
+            try:
+                self._ready.get_nowait()
+            except queue.Empty:
+                break
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSE_WAIT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._closed.is_set():
+                self._put(self._sample())
+        except BaseException as e:
+            self._error = e
+            self._put(None)
+
+    def _put(self, batch: SampleBatch | None) -> None:
+        while not self._closed.is_set():
+            try:
+                return self._ready.put(batch, timeout=0.2)
+            except queue.Full:
+                continue

@@ -1,0 +1,202 @@
+"""The evaluator that joins an env, a policy and a sampler."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.convert import as_base_env
+from rlsample.env.env_settings import EnvSettings
+from rlsample.env.spaces import ActionCodec, ObsWriter, empty_columns
+from rlsample.errors import ConfigError, unknown_name
+from rlsample.evaluation.async_sampler import ActingView, AsyncSampler
+from rlsample.evaluation.callbacks import Callbacks
+from rlsample.evaluation.metrics import EpisodeMetrics
+from rlsample.evaluation.policy_evaluator import PolicyEvaluator
+from rlsample.evaluation.sampler import Sampler
+from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.policy.policy import Gradients, Policy, Weights
+from rlsample.sample_batch import SampleBatch
+from rlsample.tree import Tree, gather
+
+__all__ = ["CommonPolicyEvaluator"]
+
+_POLICY_SEED = 1 << 32  # spawn-key address of policy seeds, out of the way of slots
+
+
+class CommonPolicyEvaluator(PolicyEvaluator):
+    """Samples ``env`` with ``policy`` and trains it.
+
+        with CommonPolicyEvaluator("CartPole-v1", PPOPolicy, num_envs=8, rollout_fragment_length=32, seed=0) as ev:
+            batch = ev.sample()         # 256 rows
+            ev.compute_apply(batch)     # one update
+
+    Args:
+        env: anything :func:`~rlsample.env.as_base_env` takes.
+        policy: a Policy, or what makes one: ``f(observation_space, action_space, seed=...)``, such as a policy class.
+        num_envs: slots.
+        seed: of envs and policy; None: not reproducible.
+        worker_index: this evaluator's number, 0 for the local one; goes into seeds and ids.
+        callbacks: your subclass of :class:`~rlsample.evaluation.Callbacks`.
+        options: any field of :class:`SamplerSettings` or :class:`~rlsample.env.EnvSettings`.
+
+    Raises:
+        ConfigError: an unknown option (the nearest one is named) or values that cannot work.
+        EnvError, SpaceError: the env cannot be built or converted. What was built is closed again.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        policy: Policy | Callable[..., Policy],
+        num_envs: int = 1,
+        *,
+        seed: int | None = 0,
+        worker_index: int = 0,
+        callbacks: Callbacks | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings, env_settings = _split_options(options)
+        self.worker_index = worker_index
+        self.callbacks = callbacks
+        self.env = as_base_env(env, num_envs, settings=env_settings, seed=seed, worker_index=worker_index)
+        try:
+            self.policy = self._make_policy(policy, seed)
+            self._lock = threading.RLock()  # only contended when sample_async is on
+            acting: Any = ActingView(self.policy, self._lock) if self.settings.sample_async else self.policy
+            self.sampler = Sampler(self.env, acting, self.settings, worker_index, callbacks)
+            self._codec = ActionCodec(self.env.action_space)
+            self._writer = ObsWriter(self.env.observation_space)
+        except BaseException:
+            self.env.close()
+            raise
+        self.filter = self.sampler.filter
+        self._async = AsyncSampler(self._sample, self.settings.sample_queue_size) if self.settings.sample_async else None
+
+    def _make_policy(self, policy: Any, seed: int | None) -> Policy:
+        if isinstance(policy, Policy):
+            return policy
+        if not callable(policy):
+            raise ConfigError(f"policy must be a Policy or make one, not {type(policy).__name__}")
+        made = policy(self.env.observation_space, self.env.action_space, seed=_policy_seed(seed, self.worker_index))
+        if not isinstance(made, Policy):
+            raise ConfigError(f"policy() returned {type(made).__name__}, expected a Policy")
+        return made
+
+    # ------------------------------------------------------------------ sampling
+
+    def sample(self) -> SampleBatch:
+        """One batch; see :meth:`Sampler.sample`. With ``sample_async`` it was begun before this call.
+
+        Columns: obs, actions, rewards, terminated, truncated, the policy's extra columns, eps_id, t, env_id, fragment_id,
+        policy_version, and what the policy's postprocess adds. The arrays are the caller's.
+
+        Raises:
+            EnvFailedError: a sub-env failed past its restart budget.
+            SamplerError: the sampling thread failed (the error is its cause), or this evaluator is closed.
+        """
+        batch = self._sample() if self._async is None else self._async.get()
+        if self.callbacks is not None:
+            self.callbacks.on_sample_end(self, batch)
+        return batch
+
+    def _sample(self) -> SampleBatch:
+        batch = self.sampler.sample()
+        if not self.settings.postprocess:
+            return batch
+        with self._lock:
+            return self.policy.postprocess(batch)
+
+    def compute_action(self, obs: Any, explore: bool = False) -> Any:
+        """The action for one observation of the env, in the form ``env.step`` takes.
+
+        The observation passes the filter, whose statistics stay as they are.
+        """
+        column = empty_columns(self.env.observation_space, (1,))
+        self._writer.write(column, 0, obs, 0, None)
+        with self._lock:
+            out = self.policy.act(self.filter(column, update=False), explore)
+        return self._codec.check_and_split(self.sampler.to_env(out.actions), np.zeros(1, np.int64))[0]
+
+    def filtered(self, obs: Tree) -> Tree:
+        """What the policy sees of observations [K, ...]; the filter's statistics stay as they are."""
+        return self.filter(obs, update=False)
+
+    def get_metrics(self) -> list[EpisodeMetrics]:
+        return self.sampler.episodes.drain()
+
+    def get_timers(self) -> dict[str, float]:
+        """Mean milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``; ``polls``."""
+        return self.sampler.timers.drain()
+
+    # ------------------------------------------------------------------ learning
+
+    def compute_gradients(self, samples: SampleBatch) -> tuple[Gradients, dict[str, Any]]:
+        with self._lock:
+            return self.policy.compute_gradients(samples)
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        with self._lock:
+            self.policy.apply_gradients(gradients)
+
+    def compute_apply(self, samples: SampleBatch) -> dict[str, Any]:
+        with self._lock:
+            return self.policy.learn(samples)
+
+    def get_weights(self) -> Weights:
+        with self._lock:
+            return self.policy.get_weights()
+
+    def set_weights(self, weights: Weights) -> None:
+        with self._lock:
+            self.policy.set_weights(weights)
+
+    def set_progress(self, env_steps: int) -> None:
+        with self._lock:
+            self.policy.set_progress(env_steps)
+
+    # ------------------------------------------------------------------ lifetime
+
+    def get_state(self) -> dict[str, Any]:
+        """Policy, filter and, where the env gives its state (see :meth:`Sampler.get_state`), the running episodes.
+
+        With all three, a resumed evaluator continues bit for bit. Without the episodes it starts new ones.
+        """
+        with self._lock:
+            sampler = None if self._async else self.sampler.get_state()
+            return {"policy": self.policy.get_state(), "filter": self.filter.get_state(), "sampler": sampler}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        with self._lock:
+            self.policy.set_state(state["policy"])
+            self.filter.set_state(state["filter"])
+            if state["sampler"] is not None:
+                self.sampler.set_state(state["sampler"])
+
+    def close(self) -> None:
+        self.env.close()
+        if self._async is not None:
+            self._async.close()
+
+
+def _split_options(options: Mapping[str, Any]) -> tuple[SamplerSettings, EnvSettings]:
+    sampler_names = {f.name for f in dataclasses.fields(SamplerSettings)}
+    env_names = {f.name for f in dataclasses.fields(EnvSettings)}
+    for name in options:
+        if name not in sampler_names | env_names:
+            raise unknown_name("option", name, sampler_names | env_names)
+    return (
+        SamplerSettings(**{k: v for k, v in options.items() if k in sampler_names}),
+        EnvSettings(**{k: v for k, v in options.items() if k in env_names}),
+    )
+
+
+def _policy_seed(seed: int | None, worker_index: int) -> int | None:
+    if seed is None:
+        return None
+    child = np.random.SeedSequence(int(seed), spawn_key=(_POLICY_SEED, worker_index))
+    return int(child.generate_state(1)[0])
