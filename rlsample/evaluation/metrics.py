@@ -1,0 +1,129 @@
+"""What is told about finished episodes, and where the sampler's time goes."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlsample.errors import ConfigError
+
+__all__ = ["EpisodeMetrics", "MetricsWindow", "Timers"]
+
+
+@dataclass(frozen=True)
+class EpisodeMetrics:
+    """One finished episode.
+
+    Attributes:
+        episode_return: sum of the env's own rewards, before any clipping.
+        length: steps.
+        env_id: slot.
+        eps_id: the episode's id in the batches.
+        worker_index: of the evaluator.
+        custom: the ``custom_metrics`` that callbacks left.
+    """
+
+    episode_return: float
+    length: int
+    env_id: int
+    eps_id: int
+    worker_index: int = 0
+    custom: Mapping[str, float] = field(default_factory=dict)
+
+
+class MetricsWindow:
+    """Means over the last ``size`` episodes, under the tags the field uses for TensorBoard.
+
+    Args:
+        size: episodes; memory is bounded by it.
+    """
+
+    def __init__(self, size: int = 100) -> None:
+        if size < 1:
+            raise ConfigError(f"metrics window of {size} episodes: must be at least 1")
+        self._episodes: collections.deque[EpisodeMetrics] = collections.deque(maxlen=size)
+        self._total = 0
+        self._new = 0
+
+    def add(self, episodes: Iterable[EpisodeMetrics]) -> None:
+        """Takes in finished episodes, oldest first."""
+        for episode in episodes:
+            self._episodes.append(episode)
+            self._total += 1
+            self._new += 1
+
+    def summary(self) -> dict[str, float]:
+        """The figures of the window; starts a new iteration.
+
+        * ``rollout/ep_rew_mean, ep_rew_max, ep_rew_min, ep_len_mean``: over the window; NaN before any episode ended
+          (a 0 would be a score).
+        * ``rollout/episodes``: all episodes ever added; ``rollout/episodes_this_iter``: since the last summary.
+        * ``rollout/custom/<name>_mean``: over the episodes of the window that have the metric, without NaNs.
+        """
+        returns = [e.episode_return for e in self._episodes]
+        custom: dict[str, list[float]] = {}
+        for episode in self._episodes:
+            for name, value in episode.custom.items():
+                if not math.isnan(value):
+                    custom.setdefault(name, []).append(value)
+        new, self._new = self._new, 0
+        return {
+            "rollout/ep_rew_mean": _mean(returns),
+            "rollout/ep_rew_max": max(returns, default=math.nan),
+            "rollout/ep_rew_min": min(returns, default=math.nan),
+            "rollout/ep_len_mean": _mean([e.length for e in self._episodes]),
+            "rollout/episodes": self._total,
+            "rollout/episodes_this_iter": new,
+            **{f"rollout/custom/{name}_mean": _mean(values) for name, values in sorted(custom.items())},
+        }
+
+    def get_state(self) -> dict[str, Any]:
+        """Numbers, and a list of dicts of numbers: the episodes of the window."""
+        episodes = [{**dataclasses.asdict(e), "custom": dict(e.custom)} for e in self._episodes]
+        return {"total": self._total, "new": self._new, "episodes": episodes}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continues from :meth:`get_state`. A smaller window keeps the latest episodes."""
+        self._total, self._new = int(state["total"]), int(state["new"])
+        self._episodes.clear()
+        self._episodes.extend(EpisodeMetrics(**{**e, "custom": dict(e["custom"])}) for e in state["episodes"])
+
+
+def _mean(values: list[float] | list[int]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+class Timers:
+    """Seconds the sampler spent, in plain attributes that its loop adds to.
+
+    Attributes:
+        env_s: in the env: send, poll and reset.
+        inference_s: in the policy's forward pass.
+        processing_s: in between: filter, columns, bookkeeping.
+        polls: how many polls that was.
+    """
+
+    __slots__ = ("env_s", "inference_s", "polls", "processing_s")
+
+    def __init__(self) -> None:
+        self.env_s = self.inference_s = self.processing_s = 0.0
+        self.polls = 0
+
+    def drain(self) -> dict[str, float]:
+        """Mean milliseconds per poll since the last drain, as ``sampler/env_ms, infer_ms, processing_ms``, and
+        ``sampler/polls``. NaN where there was no poll. Everything starts at 0 again."""
+        polls = self.polls
+        per_poll = 1e3 / polls if polls else math.nan
+        result = {
+            "sampler/env_ms": self.env_s * per_poll,
+            "sampler/infer_ms": self.inference_s * per_poll,
+            "sampler/processing_ms": self.processing_s * per_poll,
+            "sampler/polls": polls,
+        }
+        self.env_s = self.inference_s = self.processing_s = 0.0
+        self.polls = 0
+        return result
