@@ -33,7 +33,8 @@ class Episode:
         eps_id: the id its rows carry in the batches.
         length: steps so far.
         episode_return: sum of the env's own rewards so far, before any clipping.
-        last_obs: tree without a leading axis, as the policy gets it; None before the first step.
+        last_obs: tree without a leading axis, as the env gave it (not filtered); read it, don't write. None before the
+            first step.
         last_action: tree without a leading axis, as the policy chose it; None before the first step.
         last_reward: the env's own; 0 before the first step.
         last_info: what the env returned beside the last observation, often empty.
