@@ -186,6 +186,14 @@ def test_rows_seen_between_flush_and_sync_are_kept_once() -> None:
     assert (master.count, master.mean) == (4, 3.0)
 
 
+def test_the_masters_own_rows_are_not_counted_again_when_it_takes_over_a_workers_totals() -> None:
+    master, worker = seen(1, 2), seen(6)
+    synchronize(master, [worker, master])
+    assert (master.delta_count, master.count, master.mean) == (0, 3, 3.0)
+    master.sync_from(worker)
+    assert (master.count, master.mean) == (3, 3.0)
+
+
 def test_a_sync_gives_copies() -> None:
     master, worker = seen(1, 2), MeanStdFilter(SCALAR)
     worker.sync_from(master)
