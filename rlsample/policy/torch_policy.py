@@ -1,0 +1,278 @@
+"""Base of policies with a torch model: acting, weights, gradients and state. Subclasses bring the loss."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torch import Tensor
+
+from rlsample.errors import ConfigError, SpaceError, unknown_name
+from rlsample.policy.distributions import make_distribution
+from rlsample.policy.flat_parameters import FlatParameters
+from rlsample.policy.models import ActorCritic, make_model
+from rlsample.policy.noise import NoiseStream
+from rlsample.policy.numpy_inference import NumpyInference
+from rlsample.policy.obs_encoding import Encoded, ObsEncoder
+from rlsample.policy.policy import ActOutput, Gradients, Policy, Weights
+from rlsample.policy.torch_settings import TorchSettings
+from rlsample.sample_batch import SampleBatch
+from rlsample.torch_view import as_tensor
+from rlsample.tree import Tree, map_tree, num_rows
+
+__all__ = ["TorchPolicy"]
+
+log = logging.getLogger(__name__)
+
+PARITY_TOLERANCE = 1e-5
+
+
+class TorchPolicy(Policy):
+    """An actor-critic model in torch behind the :class:`~rlsample.policy.Policy` contract.
+
+    A subclass implements :meth:`loss`, or :meth:`backward` where it has the gradients in closed form.
+
+    Threads: one thread may act while another learns or sets weights. Whatever reads all weights at once to act, and
+    whatever writes them, holds one lock, so that no action comes from half-updated weights. Two threads must not act at
+    once, nor learn at once.
+
+    Args:
+        settings: see :class:`~rlsample.policy.torch_settings.TorchSettings`.
+        seed: of the initial weights and the exploration; the global generators stay untouched.
+
+    Attributes:
+        model: the torch module. Its parameters are views of one flat tensor: change them in place only, and by
+            :meth:`set_weights` if this policy shall notice.
+        inference: "numpy" or "torch": what :meth:`act` uses.
+
+    Raises:
+        SpaceError: a space that no model reads or no distribution covers.
+        ConfigError: an unknown setting, or ``inference="numpy"`` with a model it cannot run.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        settings: TorchSettings | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.observation_space = observation_space
+        self.action_space = action_space
+        self.settings = TorchSettings() if settings is None else settings
+        self.extra_columns = {"action_logp": ((), np.float32), "values": ((), np.float32)}
+        self.version = 0
+        self.distribution = make_distribution(action_space)
+        self._encoder = ObsEncoder(observation_space)
+        if self._encoder.has_mask and not self.distribution.mask_sizes:
+            raise SpaceError(f"observations have an action_mask, but {action_space} has no choices to mask")
+        model_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
+        self.device = torch.device(self.settings.device)
+        self.model = self.make_model(int(model_seed.generate_state(1)[0])).to(self.device)
+        self._parameters = FlatParameters(self.model)
+        self._optimizer = self.settings.make_optimizer(self._parameters.values)
+        self._noise = NoiseStream(self.distribution.noise_kinds, noise_seed)
+        self._env_steps = 0
+        self._lock = threading.Lock()
+        self._numpy = self._make_numpy_inference(model_seed)
+        self._numpy_version = 0
+
+    @property
+    def inference(self) -> str:
+        return "torch" if self._numpy is None else "numpy"
+
+    def make_model(self, seed: int) -> ActorCritic:
+        """The model, on the CPU. Override it to bring your own: ``model(encoded) -> (inputs, values)``."""
+        return make_model(self._encoder, self.distribution, self.settings.model, seed)
+
+    # Acting
+
+    def act(self, obs: Tree, explore: bool = True) -> ActOutput:
+        engine = self._numpy
+        if engine is None:
+            inputs, values = self._forward_torch(obs)
+        else:
+            if self._numpy_version != self.version:
+                self._refresh_numpy(engine)
+            plan = engine.plan(num_rows(obs))
+            self._encoder.write_flat(obs, plan.flat)
+            inputs, values = engine.run(plan)
+        mask = self._encoder.mask(obs)
+        if mask is not None:
+            inputs = self.distribution.apply_mask(inputs, mask)
+        noise = self._noise.take(len(inputs)) if explore else None
+        actions, logp = self.distribution.act(inputs, noise)
+        return ActOutput(actions, {"action_logp": logp, "values": values})
+
+    def values(self, obs: Tree) -> np.ndarray:
+        """V of K observations: float32[K], a fresh array. May be called beside :meth:`act` by another thread."""
+        if self._numpy is not None and self._numpy_version == self.version:
+            return self._numpy.values(self._encoder.encode(obs).flat)
+        with self._lock, torch.inference_mode():
+            return self.model.value(self._tensors(obs)).cpu().numpy().astype(np.float32)
+
+    def _forward_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
+        with self._lock, torch.inference_mode():
+            inputs, values = self.model(self._tensors(obs))
+            return inputs.cpu().numpy(), values.cpu().numpy()
+
+    def _tensors(self, obs: Tree) -> Encoded:
+        encoded = self._encoder.encode(obs)
+        images = tuple(as_tensor(image).to(self.device) for image in encoded.images)
+        return Encoded(as_tensor(encoded.flat).to(self.device), images)
+
+    def _refresh_numpy(self, engine: NumpyInference) -> None:
+        with self._lock:
+            engine.refresh()
+            self._numpy_version = self.version
+
+    def _make_numpy_inference(self, seed: np.random.SeedSequence) -> NumpyInference | None:
+        wanted = self.settings.inference
+        if wanted not in ("auto", "numpy", "torch"):
+            raise unknown_name("inference", wanted, ("auto", "numpy", "torch"))
+        chains = self.model.chains() if wanted != "torch" and hasattr(self.model, "chains") else None
+        if chains is None:
+            if wanted == "numpy":
+                raise ConfigError("inference='numpy' runs Linear, tanh and relu layers only; use 'torch' or 'auto'")
+            return None
+        engine = NumpyInference(chains, self.model.log_std)
+        plan = engine.plan(16)
+        plan.flat[...] = np.random.default_rng(seed).normal(size=plan.flat.shape)
+        got = engine.run(plan)
+        with torch.inference_mode():
+            expected = self.model(Encoded(torch.from_numpy(plan.flat.copy()).to(self.device)))
+        error = max(float(np.abs(g - e.cpu().numpy()).max()) for g, e in zip(got, expected, strict=True))
+        if error <= PARITY_TOLERANCE:
+            return engine
+        message = f"numpy inference is off by {error:.1e} from torch (allowed: {PARITY_TOLERANCE:.0e})"
+        if wanted == "numpy":
+            raise ConfigError(f"{message}; use inference='torch'")
+        log.warning("%s; using torch", message)
+        return None
+
+    # Learning
+
+    def loss(self, batch: SampleBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss (a scalar with a graph) and statistics (scalars without)."""
+        raise NotImplementedError(f"{type(self).__name__} implements neither loss nor backward")
+
+    def backward(self, batch: SampleBatch) -> dict[str, Tensor]:
+        """Adds the loss's gradients to ``.grad`` of the parameters, which is zero before; returns statistics."""
+        loss, stats = self.loss(batch)
+        loss.backward()
+        return stats
+
+    def forward(self, batch: SampleBatch) -> tuple[Tensor, Tensor]:
+        """The model on a batch's observations, with a graph: distribution inputs (masked) and values."""
+        obs = batch["obs"]
+        inputs, values = self.model(self._tensors(obs))
+        mask = self._encoder.mask(obs)
+        if mask is not None:
+            inputs = self.distribution.apply_mask_torch(inputs, as_tensor(mask).to(self.device))
+        return inputs, values
+
+    def column(self, batch: SampleBatch, name: str) -> Tree:
+        """A batch's column as tensors on the device; shares memory where it can."""
+        return map_tree(lambda leaf: as_tensor(leaf).to(self.device), batch[name])
+
+    def _gradients(self, batch: SampleBatch) -> dict[str, float]:
+        if batch.count == 0:
+            raise ConfigError("cannot learn from a batch of 0 rows")
+        self._parameters.grad.zero_()
+        stats = self.backward(batch)
+        numbers = torch.stack([stat.detach() for stat in stats.values()]).tolist()
+        for name, number in zip(stats, numbers, strict=True):
+            if not math.isfinite(number):
+                raise FloatingPointError(f"{name} is {number}; the weights were left as they were")
+        return dict(zip(stats, numbers, strict=True))
+
+    def _update(self) -> None:
+        grad = self._parameters.grad
+        norm = float(grad.norm())
+        if not math.isfinite(norm):
+            raise FloatingPointError(f"the norm of the gradient is {norm}; the weights were left as they were")
+        limit = self.settings.max_grad_norm
+        if limit is not None and norm > limit:
+            grad.mul_(limit / norm)
+        with self._lock:
+            self._optimizer.step()
+            self.version += 1
+
+    def compute_gradients(self, batch: SampleBatch) -> tuple[Gradients, dict[str, float]]:
+        """Gradients of the loss before clipping, and statistics.
+
+        Raises:
+            FloatingPointError: a statistic is NaN or infinite (named).
+        """
+        stats = self._gradients(batch)
+        return self._parameters.get(self._parameters.grad), stats
+
+    def apply_gradients(self, gradients: Gradients) -> None:
+        """Clips the gradients' common norm to ``max_grad_norm`` and takes one optimizer step.
+
+        Raises:
+            ConfigError: names or shapes that are not the model's.
+            FloatingPointError: gradients that are not finite. After either, the weights are as before.
+        """
+        self._parameters.put(self._parameters.grad, gradients)
+        self._update()
+
+    def learn(self, batch: SampleBatch) -> dict[str, float]:
+        stats = self._gradients(batch)
+        self._update()
+        return stats
+
+    def set_progress(self, env_steps: int) -> None:
+        """Sets the learning rate of a linear schedule."""
+        self._env_steps = int(env_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self.remaining(self.settings.lr_schedule)
+
+    def remaining(self, schedule: str) -> float:
+        """The factor of a schedule now: 1 for "constant"; for "linear" from 1 down to 0 over ``schedule_steps``."""
+        if schedule == "constant":
+            return 1.0
+        return max(0.0, 1.0 - self._env_steps / self.settings.schedule_steps)
+
+    # Weights and state
+
+    def get_weights(self) -> Weights:
+        with self._lock:
+            return self._parameters.get(self._parameters.values)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Copies the values in.
+
+        Raises:
+            ConfigError: names or shapes that are not the model's; nothing changed.
+        """
+        with self._lock:
+            self._parameters.put(self._parameters.values, weights)
+            self.version += 1
+
+    def get_state(self) -> dict[str, Any]:
+        state = self._optimizer.state_dict()["state"].get(0, {})
+        return {
+            "weights": self.get_weights(),
+            "optimizer": {name: value.detach().cpu().numpy().copy() for name, value in state.items()},
+            "noise": self._noise.get_state(),
+            "version": self.version,
+            "env_steps": self._env_steps,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self.set_weights(state["weights"])
+        moments = {name: torch.from_numpy(np.array(value)) for name, value in state["optimizer"].items()}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": {0: moments} if moments else {}, "param_groups": groups})
+        self._noise.set_state(state["noise"])
+        self.set_progress(int(state["env_steps"]))
+        with self._lock:
+            self.version = int(state["version"])
+            self._numpy_version = -1
