@@ -186,5 +186,12 @@ class _DiscreteCodec(_ArrayCodec):
                 return values
         return self.rows(self.batch(actions, env_ids))
 
+    def batch(self, actions: Any, env_ids: Any) -> np.ndarray:
+        if type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype == self.dtype and actions.size <= 256:
+            values = actions.tolist()
+            if len(values) == len(env_ids) and values and min(values) >= self.first and max(values) <= self.last:
+                return actions.copy()
+        return super().batch(actions, env_ids)
+
     def rows(self, batch: np.ndarray) -> list[Any]:
         return batch.tolist()

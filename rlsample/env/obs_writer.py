@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from rlsample.env.columns import LeafSpec, check_observation_space, join_path, leaf_spec
-from rlsample.errors import EnvFailedError
+from rlsample.errors import EnvFailedError, SpaceError
 from rlsample.tree import Tree, flatten
 
 __all__ = ["ObsWriter", "check_finite", "coerce_reward", "nonfinite_rows"]
@@ -47,6 +47,39 @@ class ObsWriter:
             target[row] = obs
         else:
             _write(target, row, obs, self._spec, ("", slot, episode_step))
+
+    def copy_batch(self, obs: Any, num_rows: int, copy: bool = True) -> Tree:
+        """A batch of observations as a tree [num_rows, ...] in the space's dtypes.
+
+        Args:
+            obs: tree of arrays (or nested lists) [num_rows, ...]; dtypes may differ as in :meth:`write`.
+            copy: False lets arrays that already fit pass through, for a source that never writes to them again.
+
+        Raises:
+            SpaceError: wrong structure, shape or kind of dtype; names the path, what came and what was expected.
+        """
+        if type(obs) is np.ndarray and obs.dtype == self.dtype and obs.shape == (num_rows, *(self.shape or ())):
+            return obs.copy() if copy else obs
+        return _copy_batch(obs, self._spec, num_rows, "", copy)
+
+
+def _copy_batch(obs: Any, spec: Tree, num_rows: int, path: str, copy: bool) -> Tree:
+    where = f"observations{f' at {path}' if path else ''}"
+    if isinstance(spec, dict):
+        if not isinstance(obs, Mapping) or set(obs) != set(spec):
+            got = f"keys {list(obs)}" if isinstance(obs, Mapping) else type(obs).__name__
+            raise SpaceError(f"{where} are {got}, expected a dict with keys {list(spec)}")
+        return {k: _copy_batch(obs[k], s, num_rows, join_path(path, k), copy) for k, s in spec.items()}
+    if isinstance(spec, tuple):
+        if not isinstance(obs, (tuple, list)) or len(obs) != len(spec):
+            raise SpaceError(f"{where} are {type(obs).__name__}, expected a tuple of {len(spec)} batches")
+        parts = zip(obs, spec, strict=True)
+        return tuple(_copy_batch(o, s, num_rows, join_path(path, i), copy) for i, (o, s) in enumerate(parts))
+    try:
+        array = _as_leaf(obs, LeafSpec((num_rows, *spec.shape), spec.dtype), (path, 0, None))
+    except EnvFailedError as e:
+        raise SpaceError(str(e).partition(": ")[2]) from e.__cause__
+    return array.astype(spec.dtype, order="C", copy=copy)
 
 
 def _write(target: Tree, row: int, obs: Any, spec: Tree, at: tuple[str, int, int | None]) -> None:
