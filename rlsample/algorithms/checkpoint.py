@@ -54,7 +54,9 @@ class CheckpointStore:
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def save(self, state: Mapping[str, Any], env_steps: int) -> Path:
-        """Writes a checkpoint and returns its folder. One of the same step is replaced.
+        """Writes a checkpoint and returns its folder.
+
+        One of the same step is replaced. Those of later steps go: a run resumed from an earlier one has left them behind.
 
         Raises:
             CheckpointError: a value that cannot be stored, or a failing disk. The older checkpoints are as before.
@@ -70,7 +72,8 @@ class CheckpointStore:
                 final.rename(self.folder / f".removing-{uuid.uuid4().hex}")
             hidden.rename(final)
             _flush_folder(self.folder)
-            for old in self.paths()[: -self.keep]:
+            valid = [path for path in self.paths() if path.name <= final.name][-self.keep :]
+            for old in set(self.paths()) - set(valid):
                 old.rename(self.folder / f".removing-{uuid.uuid4().hex}")
             self._clear_leftovers()
         except OSError as error:

@@ -38,6 +38,14 @@ def test_same_step_is_replaced(tmp_path):
     assert store.load()["n"] == 2
 
 
+def test_saving_drops_what_a_resumed_run_left_behind(tmp_path):
+    store = CheckpointStore(tmp_path, keep=3)
+    for step in (1, 2, 8, 9):
+        store.save(state(step), step)
+    store.save(state(4), 4)
+    assert [p.name[-1] for p in store.paths()] == ["2", "4"]
+
+
 def flip_byte(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -1,0 +1,54 @@
+"""The algorithms by name, with defaults for any env and tuned ones for a few.
+
+Options are flat: an option's name is unique over all settings, so a table names it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlsample.errors import unknown_name
+from rlsample.policy import A2CPolicy, A2CSettings, PPOPolicy, PPOSettings
+
+__all__ = ["ALGORITHMS", "Algorithm", "find_algorithm"]
+
+Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A policy with its settings, and which options to start from.
+
+    Attributes:
+        make_policy: ``(observation_space, action_space, settings=..., seed=...)`` -> Policy.
+        policy_settings: the settings class of that policy.
+        defaults: option -> value, for envs without an entry in ``tuned``.
+        tuned: env id -> option -> value, on top of the defaults.
+    """
+
+    name: str
+    make_policy: Callable[..., Any]
+    policy_settings: type
+    defaults: Options
+    tuned: Mapping[str, Options] = field(default_factory=dict)
+
+    def options_for(self, env: Any) -> dict[str, Any]:
+        """The options a run on this env starts from."""
+        tuned = self.tuned.get(env, {}) if isinstance(env, str) else {}
+        return {**self.defaults, **tuned}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """By name.
+
+    Raises:
+        ConfigError: unknown; the nearest name is given.
+    """
+    if name not in ALGORITHMS:
+        raise unknown_name("algo", str(name), ALGORITHMS)
+    return ALGORITHMS[name]
+
+
+ALGORITHMS: dict[str, Algorithm] = {}
