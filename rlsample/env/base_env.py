@@ -45,7 +45,7 @@ class StepBatch(NamedTuple):
         agent_ids: int64[K] in multi-agent envs, else None.
         off_policy_actions: tree [K, ...] where a served env acted by itself, else None.
 
-    The arrays belong to the receiver: the env never writes to them again.
+    The env never writes to these arrays again. Those that hold nothing (no row ended, say) may be shared and read-only.
     """
 
     env_ids: np.ndarray

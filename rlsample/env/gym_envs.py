@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import gymnasium
@@ -15,7 +16,7 @@ from gymnasium.utils import EzPickle
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
-from rlsample.env.spaces import ActionCodec, ObsWriter, check_finite, coerce_reward, empty_columns, nonfinite_rows
+from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
 from rlsample.errors import EnvClosedError, EnvFailedError, SpaceError
 from rlsample.tree import Tree, concat, gather
 
@@ -56,8 +57,15 @@ class GymEnvs(BaseEnv):
         self.all_ids = self._states.all_ids
         self._incarnation = [0] * num_envs
         self._not_before = [0.0] * num_envs
-        self._episode_steps = np.zeros(num_envs, np.int64)
+        self._rounds = 0  # steps that all slots took together
+        self._started_at = np.zeros(num_envs, np.int64)  # a slot's episode step is _rounds - _started_at
+        self._no_flags = np.zeros(num_envs, bool)
+        self._all_flags = ~self._no_flags
+        self._no_rewards = np.zeros(num_envs, np.float32)
+        for shared in (self._no_flags, self._all_flags, self._no_rewards):
+            shared.flags.writeable = False
         self._seeded = [False] * num_envs
+        self._num_resetting = num_envs  # slots that are new or wait for a reset inside poll
         self._failures: dict[int, EnvFailedError] = {}
         self._sent: tuple[np.ndarray, list[Any]] | None = None
         self._lock = threading.Lock()
@@ -75,6 +83,12 @@ class GymEnvs(BaseEnv):
         first = self._envs[0]
         assert first is not None
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        self._steps = [env.step for env in self._envs]  # type: ignore[union-attr]
+        self._checks_finite = (
+            isinstance(first.observation_space, gymnasium.spaces.Box)
+            and np.dtype(first.observation_space.dtype).kind == "f"
+            and not self._settings.allow_nonfinite
+        )
         self._writer, self._codec = ObsWriter(first.observation_space), ActionCodec(first.action_space)
         for slot, env in enumerate(self._envs):
             for mine, want in ((env.observation_space, self.observation_space), (env.action_space, self.action_space)):  # type: ignore[union-attr]
@@ -85,17 +99,21 @@ class GymEnvs(BaseEnv):
 
     def poll(self, timeout_s: float | None = None) -> StepBatch:
         with self._lock:
-            self._require_open()
+            if self._closed:
+                raise EnvClosedError("the env is closed")
             try:
-                if self._sent is not None and not self._resets_pending():
-                    return self._step(*self._take_sent())
-                return self._poll_mixed(timeout_s)
+                sent = self._sent
+                if sent is None or self._num_resetting:
+                    return self._poll_mixed(timeout_s)
+                self._sent = None
+                return self._step(*(sent if sent[0] is self.all_ids else self._in_order(*sent)))
             finally:
                 if self._closed:
                     self._close_envs()
 
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
-        self._require_open()
+        if self._closed:
+            raise EnvClosedError("the env is closed")
         ids = self._states.require_waiting(env_ids)
         split = self._codec.check_and_split(actions, ids)
         if ids is self.all_ids:
@@ -110,7 +128,7 @@ class GymEnvs(BaseEnv):
         with self._lock:
             self._require_open()
             ids = self._states.require_resettable(env_ids)
-            return self._reset(ids.tolist()) if len(ids) else None
+            return self._reset(ids) if len(ids) else None
 
     def try_restart(self, env_ids: np.ndarray) -> None:
         self._require_open()
@@ -129,6 +147,7 @@ class GymEnvs(BaseEnv):
             self._seeded[slot] = False
             self._close_one(slot)
             self._states.code[slot] = RESETTING
+        self._num_resetting += len(ids)
 
     def close(self) -> None:
         self._closed = True
@@ -142,24 +161,26 @@ class GymEnvs(BaseEnv):
 
     def _step(self, ids: np.ndarray, actions: list[Any]) -> StepBatch:
         count = len(actions)
-        obs = empty_columns(self.observation_space, (count,)) if self._writer.shape is None else self._empty(count)
-        slots: Any = range(self.num_envs) if ids is self.all_ids else ids.tolist()
+        everyone = ids is self.all_ids
+        writer = self._writer
+        shape, dtype, plain = writer.shape, writer.dtype, np.ndarray
+        obs = self._new_obs(count)
+        slots: Any = range(self.num_envs) if everyone else ids.tolist()
+        steps = self._steps if everyone else [self._steps[slot] for slot in slots]
         rewards: list[Any] = []
         ends: list[tuple[int, Any, Any]] = []
         infos: dict[int, dict[str, Any]] = {}
         failures: dict[int, EnvFailedError] = {}
-        envs, writer = self._envs, self._writer
-        shape, dtype, plain = writer.shape, writer.dtype, np.ndarray
         row = 0
-        for slot, action in zip(slots, actions, strict=True):
+        for step, action in zip(steps, actions, strict=True):
             try:
-                ob, reward, terminated, truncated, info = envs[slot].step(action)  # type: ignore[union-attr]
-                if type(ob) is plain and ob.dtype == dtype and ob.shape == shape:
+                ob, reward, terminated, truncated, info = step(action)
+                if type(ob) is plain and ob.dtype is dtype and ob.shape == shape:
                     obs[row] = ob
                 else:
-                    writer.write(obs, row, ob, slot, int(self._episode_steps[slot]) + 1)
+                    writer.write(obs, row, ob, slots[row], self._step_number(slots[row]))
             except Exception as e:
-                failures[slot] = self._failure(slot, e, "step")
+                failures[slots[row]] = self._failure(slots[row], e, "step")
                 reward, terminated, truncated, info = 0.0, False, False, None
             rewards.append(reward)
             if terminated or truncated:
@@ -169,51 +190,59 @@ class GymEnvs(BaseEnv):
             row += 1
             if self._closed:
                 raise EnvClosedError("the env was closed while poll was stepping it")
-        return self._outcome(ids, obs, rewards, ends, infos, failures)
-
-    def _outcome(
-        self,
-        ids: np.ndarray,
-        obs: Tree,
-        rewards: list[Any],
-        ends: list[tuple[int, Any, Any]],
-        infos: dict[int, dict[str, Any]],
-        failures: dict[int, EnvFailedError],
-    ) -> StepBatch:
-        count = len(rewards)
-        terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
-        everyone = ids is self.all_ids
         if everyone:
-            self._episode_steps += 1
+            self._rounds += 1
             self._states.code.fill(WAITING)
         else:
-            self._episode_steps[ids] += 1
+            self._started_at[ids] -= 1
             self._states.code[ids] = WAITING
+        no = self._no_flags if everyone else self._no_flags[:count]
+        flags = self._flags(ids, ends) if ends else (no, no)
+        try:
+            reward_column = np.array(rewards, np.float32)
+            regular = reward_column.ndim == 1 and isfinite(reward_column.dot(reward_column))
+        except (TypeError, ValueError):
+            regular = False
+        if not regular:
+            reward_column = self._rewards(ids, rewards, failures)
+        if self._checks_finite:
+            flat = obs.ravel()
+            # squares summed are finite only if all entries are; the exact check follows where they are not
+            if not isfinite(flat.dot(flat)):
+                self._find_nonfinite(ids, obs, failures)
+        elif shape is None and not self._settings.allow_nonfinite:
+            self._find_nonfinite(ids, obs, failures)
+        batch = StepBatch(ids, obs, reward_column, *flags, no, infos)
+        return self._without_failed(batch, failures) if failures else batch
+
+    def _new_obs(self, count: int) -> Tree:
+        shape = self._writer.shape
+        if shape is None:
+            return empty_columns(self.observation_space, (count,))
+        return np.empty((count, *shape), self._writer.dtype)
+
+    def _flags(self, ids: np.ndarray, ends: list[tuple[int, Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        terminated, truncated = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
         for row, term, trunc in ends:
             terminated[row], truncated[row] = bool(term), bool(trunc)
             self._states.code[ids[row]] = ENDED
-        reward_column = self._rewards(ids, rewards, failures)
-        if not self._settings.allow_nonfinite:
-            for row, path, value in nonfinite_rows(obs):
-                slot = int(ids[row])
-                if slot not in failures:
-                    failures[slot] = self._not_finite(slot, path, value)
-        batch = StepBatch(ids, obs, reward_column, terminated, truncated, np.zeros(count, bool), infos)
-        return self._without_failed(batch, failures) if failures else batch
+        return terminated, truncated
+
+    def _find_nonfinite(self, ids: np.ndarray, obs: Tree, failures: dict[int, EnvFailedError]) -> None:
+        for row, path, value in nonfinite_rows(obs):
+            slot = int(ids[row])
+            if slot not in failures:
+                failures[slot] = self._not_finite(slot, path, value)
+
+    def _step_number(self, slot: int) -> int:
+        return self._rounds - int(self._started_at[slot]) + 1
 
     def _rewards(self, ids: np.ndarray, rewards: list[Any], failures: dict[int, EnvFailedError]) -> np.ndarray:
-        try:
-            column = np.array(rewards, np.float32)
-            if column.ndim == 1 and (self._settings.allow_nonfinite or np.isfinite(column.dot(column))):
-                return column
-        except (TypeError, ValueError):
-            pass
         column = np.zeros(len(rewards), np.float32)
         for row, reward in enumerate(rewards):
             slot = int(ids[row])
             try:
-                steps = int(self._episode_steps[slot])
-                column[row] = coerce_reward(reward, slot, steps, self._settings.allow_nonfinite)
+                column[row] = coerce_reward(reward, slot, self._step_number(slot) - 1, self._settings.allow_nonfinite)
             except EnvFailedError as e:
                 failures.setdefault(slot, e)
         return column
@@ -232,7 +261,8 @@ class GymEnvs(BaseEnv):
 
     def _poll_mixed(self, timeout_s: float | None) -> StepBatch:
         """Actions that were sent and resets that are due, as one batch."""
-        parts = [] if self._sent is None else [self._step(*self._take_sent())]
+        sent, self._sent = self._sent, None
+        parts = [] if sent is None else [self._step(*self._in_order(*sent))]
         slots = np.flatnonzero((self._states.code == NEW) | (self._states.code == RESETTING)).tolist()
         if not parts and not slots:
             raise self._states.nothing_pending()
@@ -241,36 +271,37 @@ class GymEnvs(BaseEnv):
             wait_s = min(self._not_before[s] for s in slots) - time.monotonic()
             if timeout_s is not None and timeout_s < wait_s:
                 time.sleep(timeout_s)
-                return self._reset([])
+                return self._reset(self.all_ids[:0])
             time.sleep(max(0.0, wait_s))
             due = [s for s in slots if self._not_before[s] <= time.monotonic()]
         if due:
-            parts.append(self._reset(due))
+            self._num_resetting -= len(due)
+            parts.append(self._reset(self.all_ids if len(due) == self.num_envs else np.array(due)))
         return parts[0] if len(parts) == 1 else _merge(parts)
 
-    def _reset(self, slots: list[int]) -> StepBatch:
-        obs = empty_columns(self.observation_space, (len(slots),))
+    def _reset(self, ids: np.ndarray) -> StepBatch:
+        count = len(ids)
+        obs = self._new_obs(count)
         infos: dict[int, dict[str, Any]] = {}
         failures: dict[int, EnvFailedError] = {}
-        for row, slot in enumerate(slots):
+        for row, slot in enumerate(ids.tolist()):
             try:
                 env = self._envs[slot]
                 if env is None:
                     self._envs[slot] = env = self._build(slot)
-                ob, info = env.reset(seed=self._first_seed(slot))
+                    self._steps[slot] = env.step
+                ob, info = env.reset(seed=None if self._seeded[slot] else self._first_seed(slot))
                 self._writer.write(obs, row, ob, slot, None)
-                if not self._settings.allow_nonfinite:
-                    check_finite(gather(obs, slice(row, row + 1)), [slot])
                 if info:
                     infos[row] = info
             except Exception as e:
                 failures[slot] = self._failure(slot, e, "reset")
-        everyone = len(slots) == self.num_envs
-        ids = self.all_ids if everyone and slots == list(range(self.num_envs)) else np.array(slots, np.int64)
         self._states.code[ids] = WAITING
-        self._episode_steps[ids] = 0
-        none = np.zeros(len(slots), bool)
-        batch = StepBatch(ids, obs, np.zeros(len(slots), np.float32), none, none.copy(), ~none, infos)
+        self._started_at[ids] = self._rounds
+        if not self._settings.allow_nonfinite:
+            self._find_nonfinite(ids, obs, failures)
+        no = self._no_flags[:count]
+        batch = StepBatch(ids, obs, self._no_rewards[:count], no, no, self._all_flags[:count], infos)
         return self._without_failed(batch, failures) if failures else batch
 
     def _first_seed(self, slot: int) -> int | None:
@@ -293,7 +324,7 @@ class GymEnvs(BaseEnv):
         if isinstance(error, EnvFailedError):
             return error
         if where == "step":
-            step = int(self._episode_steps[slot]) + 1
+            step = self._step_number(slot)
             at = f"slot {slot}, episode step {step}: step"
         else:
             step, at = None, f"slot {slot}: {where}"
@@ -305,7 +336,7 @@ class GymEnvs(BaseEnv):
         return failure
 
     def _not_finite(self, slot: int, path: str, value: float) -> EnvFailedError:
-        step = int(self._episode_steps[slot])
+        step = self._step_number(slot) - 1
         where = f" at {path}" if path else ""
         return EnvFailedError(
             f"slot {slot}, episode step {step}: observation{where} holds {value}; mend the env, or set "
@@ -320,7 +351,7 @@ class GymEnvs(BaseEnv):
         """None if an env does not pickle with its state (EzPickle envs such as Atari and Box2D lose theirs)."""
         if self._sent is not None or any(e is None or isinstance(e.unwrapped, EzPickle) for e in self._envs):
             return None
-        rest = (self._states.code, self._episode_steps, self._incarnation, self._seeded)
+        rest = (self._states.code, self._rounds - self._started_at, self._incarnation, self._seeded)
         try:
             return pickle.dumps((self._envs, rest))
         except Exception:
@@ -333,28 +364,17 @@ class GymEnvs(BaseEnv):
         for slot in range(self.num_envs):
             self._close_one(slot)
         self._envs, self._incarnation, self._seeded = envs, incarnation, seeded
-        self._states.code[:], self._episode_steps[:] = code, steps
+        self._steps = [env.step for env in envs]
+        self._states.code[:], self._started_at[:] = code, self._rounds - steps
+        self._num_resetting = int(np.count_nonzero((code == NEW) | (code == RESETTING)))
 
     def sub_envs(self) -> list[Any]:
         return list(self._envs)
 
-    def _empty(self, count: int) -> np.ndarray:
-        return np.empty((count, *self._writer.shape), self._writer.dtype)  # type: ignore[misc]
-
-    def _resets_pending(self) -> bool:
-        codes = self._states.code.tobytes()
-        return NEW in codes or RESETTING in codes
-
-    def _take_sent(self) -> tuple[np.ndarray, list[Any]]:
-        assert self._sent is not None
-        ids, actions = self._sent
-        self._sent = None
-        if ids is not self.all_ids:
-            order = np.argsort(ids)
-            ids, actions = ids[order], [actions[i] for i in order]
-            if len(ids) == self.num_envs:
-                ids = self.all_ids
-        return ids, actions
+    def _in_order(self, ids: np.ndarray, actions: list[Any]) -> tuple[np.ndarray, list[Any]]:
+        order = np.argsort(ids)
+        in_order = [actions[i] for i in order]
+        return (self.all_ids if len(ids) == self.num_envs else ids[order]), in_order
 
     def _require_open(self) -> None:
         if self._closed:

@@ -85,6 +85,10 @@ class FragmentBuffer:
     def mark_start(self, lanes: np.ndarray, eps_ids: np.ndarray, t: np.ndarray) -> None:
         """From their next row on, these lanes' rows belong to ``eps_ids`` and count from step ``t``; all int64[K]."""
         rows = self.flat_rows(lanes)
+        if self._together is not None:
+            if self._together < self.length:
+                self._starts.append((rows, eps_ids, t))
+            return
         room = rows < (lanes + 1) * self.length  # a full lane's next row lies outside its stretch
         if not room.all():
             rows, eps_ids, t = rows[room], eps_ids[room], t[room]

@@ -40,6 +40,7 @@ from rlsample.tree import Tree, assign, concat, gather, map_tree
 __all__ = ["Sampler"]
 
 _WORKER_SHIFT = 40
+_TRUE = b"\x01"  # ``_TRUE in flags.tobytes()`` is ``flags.any()`` at a tenth of its cost on the few bytes of a poll
 
 
 class Sampler:
@@ -77,6 +78,9 @@ class Sampler:
         self._filters = settings.observation_filter != "NoFilter"
         self._action_mapping = _action_mapping(env, settings)
         self._clip = _reward_clipping(settings.clip_rewards)
+        self._plain = isinstance(self._buffer.columns[OBS], np.ndarray) and isinstance(
+            self._buffer.columns[ACTIONS], np.ndarray
+        )
         self._nobody = (self._slots[:0], gather(self._buffer.columns[OBS], slice(0, 0)))
         self._waiting: tuple[np.ndarray, Tree] = self._nobody  # slots that wait for an action, and what they see
         self._held: list[tuple[np.ndarray, Tree]] = []  # the same, of slots whose lane is full
@@ -101,7 +105,7 @@ class Sampler:
 
     def _sample_block(self) -> SampleBatch:
         buffer = self._buffer
-        buffer.mark_start(self._slots, self.episodes.eps_id.copy(), self.episodes.length.copy())
+        buffer.mark_start(self._slots, self.episodes.eps_id.copy(), self.episodes.lengths(self._slots))
         while True:
             self._turn()
             if not buffer.any_full():
@@ -149,7 +153,7 @@ class Sampler:
             self._mark_running(np.array([lane]))
 
     def _mark_running(self, lanes: np.ndarray) -> None:
-        self._buffer.mark_start(lanes, self.episodes.eps_id[lanes], self.episodes.length[lanes])
+        self._buffer.mark_start(lanes, self.episodes.eps_id[lanes], self.episodes.lengths(lanes))
 
     # ------------------------------------------------------------------ one turn
 
@@ -180,61 +184,74 @@ class Sampler:
         timers.processing_s += perf_counter() - polled - (timers.env_s - before)
 
     def _write_choice(self, ids: np.ndarray, obs: Tree, actions: Tree, extras: Any) -> None:
-        buffer = self._buffer
-        rows, columns = buffer.rows(ids), buffer.columns
-        assign(columns[OBS], rows, obs)
-        assign(columns[ACTIONS], rows, actions)
+        rows, columns = self._buffer.rows(ids), self._buffer.columns
+        self._chosen = rows
+        if self._plain:
+            columns[OBS][rows] = obs
+            columns[ACTIONS][rows] = actions
+        else:
+            assign(columns[OBS], rows, obs)
+            assign(columns[ACTIONS], rows, actions)
         for name, values in extras.items():
             columns[name][rows] = values
         columns[POLICY_VERSION][rows] = self.policy.version
 
     def _receive(self, batch: StepBatch) -> tuple[np.ndarray, Tree]:
         """Books what a poll brought; returns the slots that now wait for an action, and what they see."""
-        every, obs = self._canonical(batch.env_ids), batch.obs
+        every, obs = batch.env_ids, batch.obs
+        if every is not self._slots:
+            every = self._canonical(every)
         if self._filters:
             obs = self.filter(obs, update=self.settings.update_filter)
-        ids, rewards, terminated, truncated = every, batch.rewards, batch.terminated, batch.truncated
-        stepped = None  # the poll's rows that are transitions; None: all of them
-        if _any(batch.is_first):
+        if _TRUE in batch.is_first.tobytes():
             self._start_episodes(every[batch.is_first])
             stepped = np.flatnonzero(~batch.is_first)
             if not len(stepped):
                 return every, obs
-            ids, rewards = every[stepped], rewards[stepped]
-            terminated, truncated = terminated[stepped], truncated[stepped]
+            outcome = every[stepped], batch.rewards[stepped], batch.terminated[stepped], batch.truncated[stepped]
+            return self._book(batch, every, obs, stepped, *outcome)
+        return self._book(batch, every, obs, None, every, batch.rewards, batch.terminated, batch.truncated)
+
+    def _book(
+        self,
+        batch: StepBatch,
+        every: np.ndarray,
+        obs: Tree,
+        stepped: np.ndarray | None,
+        ids: np.ndarray,
+        rewards: np.ndarray,
+        terminated: np.ndarray,
+        truncated: np.ndarray,
+    ) -> tuple[np.ndarray, Tree]:
+        """Books the transitions of a poll: slots ``ids``, at rows ``stepped`` of it (None: all its rows)."""
+        buffer, soft = self._buffer, None
         self.episodes.add(ids, rewards)
-        soft = None
         if self.settings.horizon is not None:
             truncated, soft = self._apply_horizon(ids, terminated, truncated)
-        rows = self._write_outcome(ids, rewards, terminated, truncated)
+        rows, columns = self._chosen if ids is self._slots else buffer.rows(ids), buffer.columns
+        columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
+        ends = _TRUE in terminated.tobytes() or _TRUE in truncated.tobytes()
+        if ends and not self.settings.no_done_at_end:  # both columns hold False until set
+            columns[TERMINATED][rows] = terminated
+            columns[TRUNCATED][rows] = truncated
         if self.episodes.per_step:
             self._call_step_callbacks(batch, ids, stepped, rows)
-        ends = _any(terminated) or _any(truncated)
-        if ends:
-            ended = np.flatnonzero(terminated | truncated)
-            slots, at = ids[ended], ended if stepped is None else stepped[ended]
-            self._buffer.add_finals(self._buffer.flat_rows(slots), gather(obs, at))
-        self._buffer.advance(ids)
+        if not ends:
+            buffer.advance(ids)
+            if soft is not None:
+                self._end_softly(every, obs, ids[soft])
+            return every, obs
+        ended = np.flatnonzero(terminated | truncated)
+        slots, at = ids[ended], ended if stepped is None else stepped[ended]
+        buffer.add_finals(buffer.flat_rows(slots), gather(obs, at))
+        buffer.advance(ids)
         if soft is not None:
             self._end_softly(every, obs, ids[soft])
-        return self._end_episodes(every, obs, slots, at) if ends else (every, obs)
+        return self._end_episodes(every, obs, slots, at)
 
     def _canonical(self, ids: np.ndarray) -> np.ndarray:
-        if ids is not self._slots and len(ids) == len(self._slots) and (ids == self._slots).all():
-            return self._slots
-        return ids
-
-    def _write_outcome(
-        self, ids: np.ndarray, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
-    ) -> Rows:
-        rows, columns = self._buffer.rows(ids), self._buffer.columns
-        columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
-        if not self.settings.no_done_at_end:  # both columns hold False until set
-            if _any(terminated):
-                columns[TERMINATED][rows] = terminated
-            if _any(truncated):
-                columns[TRUNCATED][rows] = truncated
-        return rows
+        """The canonical array if ``ids`` is every slot in order."""
+        return self._slots if len(ids) == len(self._slots) and (ids == self._slots).all() else ids
 
     # ------------------------------------------------------------------ episodes
 
@@ -255,7 +272,8 @@ class Sampler:
         self.timers.env_s += perf_counter() - started
         if first is not None and not first.failures:
             first_obs = self.filter(first.obs, update=self.settings.update_filter) if self._filters else first.obs
-            obs = map_tree(np.copy, obs)  # what poll returned stays as it was, for whoever kept it
+            if self.episodes.per_step:
+                obs = map_tree(np.copy, obs)  # callbacks may have kept a row of it
             assign(obs, at, first_obs)
             self._start_episodes(slots)
             return ids, obs
@@ -282,7 +300,7 @@ class Sampler:
         self, ids: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """The truncated flags with horizon cuts, and a mask of rows that end an episode softly (None: no row)."""
-        hit = (self.episodes.length[ids] >= self.settings.horizon) & ~terminated & ~truncated
+        hit = (self.episodes.lengths(ids) >= self.settings.horizon) & ~terminated & ~truncated
         if not hit.any():
             return truncated, None
         return (truncated, hit) if self.settings.soft_horizon else (truncated | hit, None)
@@ -300,7 +318,7 @@ class Sampler:
             self.rows_lost += int(in_step)
             if whole:
                 self.rows_lost += self._buffer.drop(slot)
-            elif in_step and self.episodes.length[slot] > 0:
+            elif in_step and self.episodes.lengths(lane)[0] > 0:
                 row = self._buffer.flat_rows(lane)  # of the step that failed: its observation follows the row before
                 if row[0] > slot * self._buffer.length:
                     self._buffer.add_finals(row - 1, self._buffer.obs_at(row))
@@ -369,11 +387,6 @@ class Sampler:
         first = self._next_fragment_id
         self._next_fragment_id += count
         return first
-
-
-def _any(flags: np.ndarray) -> bool:
-    """``flags.any()``, a tenth of its cost on the few bytes of a poll."""
-    return b"\x01" in flags.tobytes()
 
 
 def _action_mapping(env: BaseEnv, settings: SamplerSettings) -> Callable[[Tree], Tree] | None:

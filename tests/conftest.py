@@ -1,0 +1,69 @@
+"""A test that leaves a thread, a process, shared memory or an open pipe, socket or file behind fails."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+_PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = _held()
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    left = _held() - before
+    while left and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+        left = _held() - before
+    assert not left, f"left behind: {sorted(left)}"
+
+
+def _held() -> set[str]:
+    return _threads() | _children() | _descriptors() | _shared_memory()
+
+
+def _threads() -> set[str]:
+    return {f"thread {t.name} {t.ident}" for t in threading.enumerate()}
+
+
+def _children() -> set[str]:
+    tasks = Path("/proc/self/task")
+    if not tasks.exists():
+        return set()
+    found = set()
+    for task in tasks.iterdir():
+        try:
+            found |= {f"process {pid}" for pid in (task / "children").read_text().split()}
+        except OSError:
+            continue  # a thread that ended meanwhile
+    return found
+
+
+def _descriptors() -> set[str]:
+    folder = Path("/proc/self/fd")
+    if not folder.exists():
+        return set()
+    found = set()
+    for fd in folder.iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if not target.startswith(("/dev/null", "/dev/urandom", "/proc/", "/dev/pts")):
+            found.add(f"fd {fd.name} -> {target}")
+    return found
+
+
+def _shared_memory() -> set[str]:
+    folder = Path("/dev/shm")
+    return {f"shm {p.name}" for p in folder.iterdir()} if folder.exists() else set()
