@@ -185,7 +185,6 @@ class Sampler:
 
     def _write_choice(self, ids: np.ndarray, obs: Tree, actions: Tree, extras: Any) -> None:
         rows, columns = self._buffer.rows(ids), self._buffer.columns
-        self._chosen = rows
         if self._plain:
             columns[OBS][rows] = obs
             columns[ACTIONS][rows] = actions
@@ -228,10 +227,11 @@ class Sampler:
         self.episodes.add(ids, rewards)
         if self.settings.horizon is not None:
             truncated, soft = self._apply_horizon(ids, terminated, truncated)
-        rows, columns = self._chosen if ids is self._slots else buffer.rows(ids), buffer.columns
+        rows, columns = buffer.rows(ids), buffer.columns
         columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
         ends = _TRUE in terminated.tobytes() or _TRUE in truncated.tobytes()
-        if ends and not self.settings.no_done_at_end:  # both columns hold False until set
+        # both columns of a block hold False until set; a lane's stretch that is used again holds what was there
+        if (ends or not self._in_blocks) and not self.settings.no_done_at_end:
             columns[TERMINATED][rows] = terminated
             columns[TRUNCATED][rows] = truncated
         if self.episodes.per_step:
