@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import torch
-from torch import Tensor
 
-from rlsample.policy.actor_critic import add_advantages, backpropagate, explained_variance, value_loss
-from rlsample.policy.torch_policy import TorchPolicy
+from rlsample.policy.actor_critic import add_advantages, backpropagate
+from rlsample.policy.losses import explained_variance, policy_gradient, value_loss
+from rlsample.policy.torch_policy import TorchPolicy, to_numpy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
@@ -52,21 +51,17 @@ class A2CPolicy(TorchPolicy):
         """Adds advantages and value_targets, float32[N]."""
         return add_advantages(batch, self, self.settings.gamma, self.settings.gae_lambda)
 
-    def backward(self, batch: SampleBatch) -> dict[str, Tensor]:
+    def backward(self, batch: SampleBatch) -> dict[str, float]:
         s = self.settings
         inputs, values = self.forward(batch)
         logp = self.distribution.logp_torch(inputs, self.column(batch, "actions"))
-        advantages = self.column(batch, "advantages")
-        with torch.no_grad():
-            policy_loss = -logp.dot(advantages) / batch.count
-            mse, d_values = value_loss(values, self.column(batch, "value_targets"))
-        entropy_loss = backpropagate(
-            self.distribution, inputs, s.ent_coef, [logp, values], [advantages / -batch.count, d_values * s.vf_coef]
-        )
+        policy_loss, d_logp = policy_gradient(to_numpy(logp), batch["advantages"])
+        mse, d_values = value_loss(to_numpy(values), batch["value_targets"])
+        entropy_loss = backpropagate(self, inputs, s.ent_coef, [(logp, d_logp, 1.0), (values, d_values, s.vf_coef)])
         return {
             "policy_gradient_loss": policy_loss,
             "value_loss": mse,
             "entropy_loss": entropy_loss,
-            "explained_variance": torch.tensor(explained_variance(batch)),
+            "explained_variance": explained_variance(batch["values"], batch["value_targets"]),
             "loss": policy_loss + s.vf_coef * mse + s.ent_coef * entropy_loss,
         }

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from rlsample.errors import ConfigError
-from rlsample.policy.distributions import ActionDistribution
 from rlsample.policy.gae import compute_gae
 from rlsample.policy.policy import Policy
+from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import num_rows
 
-__all__ = ["add_advantages", "backpropagate", "explained_variance", "value_loss"]
+__all__ = ["add_advantages", "backpropagate"]
 
 
 def add_advantages(batch: SampleBatch, policy: Policy, gamma: float, lam: float) -> SampleBatch:
@@ -58,50 +58,22 @@ def _follows(batch: SampleBatch) -> np.ndarray:
     return follows
 
 
-def explained_variance(batch: SampleBatch) -> float:
-    """``1 - var(value_targets - values) / var(value_targets)`` of a batch's columns; 0 where targets are constant."""
-    targets = batch["value_targets"]
-    spread = _variance(targets)
-    return 1.0 - _variance(targets - batch["values"]) / spread if spread > 0 else 0.0
-
-
-def _variance(x: np.ndarray) -> float:
-    x = x - np.add.reduce(x) / len(x)
-    return float(x.dot(x)) / len(x)
-
-
-def value_loss(
-    values: Tensor, targets: Tensor, old_values: Tensor | None = None, clip: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Mean squared error and its gradient with respect to ``values`` [N]; call it without a graph.
-
-    With ``clip`` (and ``old_values``), predictions are held within that distance of the old ones, and those outside
-    get no gradient.
-    """
-    error = values - targets
-    if clip is not None and old_values is not None:
-        moved = values - old_values
-        error = old_values + moved.clamp(-clip, clip) - targets
-        gradient = torch.where(moved.abs() <= clip, error, 0.0)
-    else:
-        gradient = error
-    return error.dot(error) / len(error), gradient * (2.0 / len(error))
-
-
 def backpropagate(
-    distribution: ActionDistribution,
-    inputs: Tensor,
-    ent_coef: float,
-    outputs: list[Tensor],
-    gradients: list[Tensor],
-) -> Tensor:
-    """One backward pass from the given gradients and the entropy bonus; returns minus the mean entropy."""
-    if ent_coef == 0:
-        with torch.no_grad():
-            entropy = distribution.entropy_torch(inputs)
-        torch.autograd.backward(outputs, gradients)
-    else:
-        entropy = distribution.entropy_torch(inputs)
-        bonus = torch.full_like(entropy, -ent_coef / len(entropy))
-        torch.autograd.backward([*outputs, entropy], [*gradients, bonus])
-    return -entropy.detach().mean()
+    policy: TorchPolicy, inputs: Tensor, ent_coef: float, terms: list[tuple[Tensor, np.ndarray, float]]
+) -> float:
+    """One backward pass into the model's parameters; returns minus the mean entropy.
+
+    Args:
+        inputs: the distribution's, with a graph.
+        ent_coef: weight of the entropy bonus.
+        terms: ``(output, gradient, weight)``: float32[N] each, the loss's gradient with respect to that output.
+    """
+    outputs = [output for output, _, _ in terms]
+    gradients = [policy.to_device(gradient * np.float32(weight)) for _, gradient, weight in terms]
+    with torch.set_grad_enabled(ent_coef != 0):
+        entropy = policy.distribution.entropy_torch(inputs).mean()
+    if ent_coef != 0:
+        outputs.append(entropy)
+        gradients.append(torch.full_like(entropy, -ent_coef))
+    torch.autograd.backward(outputs, gradients)
+    return -float(entropy.detach())

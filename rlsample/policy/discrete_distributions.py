@@ -69,10 +69,10 @@ class Categorical(ActionDistribution):
         return np.array((index + self._start,), self._dtype), np.array((logp,), np.float32)
 
     def logp_torch(self, inputs: Tensor, actions: Tensor) -> Tensor:
-        index = actions.long()[:, None]
-        if self._start:
-            index = index - self._start
-        return inputs.log_softmax(1).gather(1, index)[:, 0]
+        from torch.nn.functional import cross_entropy
+
+        index = actions.long()
+        return -cross_entropy(inputs, index - self._start if self._start else index, reduction="none")
 
     def entropy_torch(self, inputs: Tensor) -> Tensor:
         logp = inputs.clamp_min(MASKED_LOGIT).log_softmax(1)
@@ -184,7 +184,7 @@ class Bernoulli(ActionDistribution):
     def entropy_torch(self, inputs: Tensor) -> Tensor:
         from torch.nn.functional import softplus
 
-        inputs = inputs.clamp(-100, 100)  # beyond, the entropy is 0 in float32, and inf * 0 would be NaN
+        inputs = inputs.clamp(-100, 100)  # beyond, the entropy is below 1e-40, and inf * 0 would be NaN
         return (softplus(inputs) - inputs * inputs.sigmoid()).sum(1)
 
     def kl_torch(self, inputs: Tensor, other: Tensor) -> Tensor:

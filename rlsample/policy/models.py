@@ -70,12 +70,12 @@ class ActorCritic(nn.Module):
             outputs = torch.cat((outputs, self.log_std.expand(len(outputs), -1)), 1)
         if self.value_trunk is not None:
             features = self.value_trunk(encoded)
-        return outputs, self.value_head(features)[:, 0]
+        return outputs, self.value_head(features).squeeze(1)
 
     def value(self, encoded: Encoded) -> Tensor:
         """V alone: float32 [K]."""
         trunk = self.policy_trunk if self.value_trunk is None else self.value_trunk
-        return self.value_head(trunk(encoded))[:, 0]
+        return self.value_head(trunk(encoded)).squeeze(1)
 
     def chains(self) -> Chains | None:
         """The layers, if there are only Linear and activation layers; else None."""

@@ -23,7 +23,7 @@ _ZERO = np.zeros((), np.float32)
 
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
-    np.maximum(x, _ZERO, out)
+    np.maximum(x, _ZERO, out=out)
 
 
 _ACTIVATIONS: dict[str, tuple[Any, float]] = {"tanh": (np.tanh, 30.0), "relu": (_relu, 1.0)}
@@ -66,8 +66,7 @@ class _Matrix:
 class NumpyInference:
     """A numpy copy of a model's weights, and forward passes through it.
 
-    One thread at a time may use :meth:`plan` and what it gives; :meth:`values` may be called beside it by others. The
-    owner calls :meth:`refresh` after the weights changed, while nobody changes them.
+    The owner calls :meth:`refresh` after the weights changed, and sees to it that no thread is in here meanwhile.
 
     Args:
         chains: the model's layers.

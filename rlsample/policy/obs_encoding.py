@@ -145,13 +145,11 @@ class ObsEncoder:
             raise SpaceError(f"observations{where} have shape {column.shape}, expected {expected} for {leaf.space}")
         return column.reshape(len(out), -1)
 
-    def mask(self, obs: Tree) -> np.ndarray | None:
-        """The action mask, one entry per choice: [K, ...] flattened to [K, M]; None where the space has none.
+    def mask(self, obs: Tree) -> np.ndarray:
+        """The action mask, one entry per choice: [K, ...] flattened to [K, M]. Only where ``has_mask``.
 
         A Dict or Tuple of masks is joined in its order.
         """
-        if not self.has_mask:
-            return None
         parts = [part.reshape(len(part), -1) for part in leaves(obs[ACTION_MASK])]
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 

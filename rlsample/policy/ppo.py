@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
-import torch
-from torch import Tensor
 
 from rlsample.errors import ConfigError
-from rlsample.policy.actor_critic import add_advantages, backpropagate, explained_variance, value_loss
-from rlsample.policy.torch_policy import TorchPolicy
+from rlsample.policy.actor_critic import add_advantages, backpropagate
+from rlsample.policy.losses import clipped_surrogate, explained_variance, value_loss
+from rlsample.policy.torch_policy import TorchPolicy, to_numpy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
@@ -62,32 +61,22 @@ class PPOPolicy(TorchPolicy):
         """Adds advantages and value_targets, float32[N]."""
         return add_advantages(batch, self, self.settings.gamma, self.settings.gae_lambda)
 
-    def backward(self, batch: SampleBatch) -> dict[str, Tensor]:
+    def backward(self, batch: SampleBatch) -> dict[str, float]:
         s = self.settings
         inputs, values = self.forward(batch)
         logp = self.distribution.logp_torch(inputs, self.column(batch, "actions"))
-        with torch.no_grad():
-            clip = s.clip_range * self.remaining(s.clip_range_schedule)
-            advantages = self.column(batch, "advantages")
-            log_ratio = logp - self.column(batch, "action_logp")
-            ratio = log_ratio.exp()
-            gain = advantages * ratio
-            clipped = advantages * ratio.clamp(1 - clip, 1 + clip)
-            policy_loss = torch.minimum(gain, clipped).mean().neg_()
-            # The minimum's gradient: that of the ratio where it is not clipped away, else none.
-            d_logp = torch.where(gain <= clipped, gain, 0.0).mul_(-1.0 / batch.count)
-            old_values = None if s.vf_clip is None else self.column(batch, "values")
-            mse, d_values = value_loss(values, self.column(batch, "value_targets"), old_values, s.vf_clip)
-            moved = ratio.sub_(1)
-        entropy_loss = backpropagate(
-            self.distribution, inputs, s.ent_coef, [logp, values], [d_logp, d_values.mul_(s.vf_coef)]
-        )
+        clip = s.clip_range * self.remaining(s.clip_range_schedule)
+        surrogate = clipped_surrogate(to_numpy(logp), batch["action_logp"], batch["advantages"], clip)
+        old_values, targets = batch["values"], batch["value_targets"]
+        mse, d_values = value_loss(to_numpy(values), targets, old_values, s.vf_clip)
+        terms = [(logp, surrogate.d_logp, 1.0), (values, d_values, s.vf_coef)]
+        entropy_loss = backpropagate(self, inputs, s.ent_coef, terms)
         return {
-            "policy_gradient_loss": policy_loss,
+            "policy_gradient_loss": surrogate.loss,
             "value_loss": mse,
             "entropy_loss": entropy_loss,
-            "approx_kl": moved.mean() - log_ratio.mean(),
-            "clip_fraction": (moved.abs() > clip).float().mean(),
-            "explained_variance": torch.tensor(explained_variance(batch)),
-            "loss": policy_loss + s.vf_coef * mse + s.ent_coef * entropy_loss,
+            "approx_kl": surrogate.approx_kl,
+            "clip_fraction": surrogate.clip_fraction,
+            "explained_variance": explained_variance(old_values, targets),
+            "loss": surrogate.loss + s.vf_coef * mse + s.ent_coef * entropy_loss,
         }

@@ -43,9 +43,8 @@ class RandomPolicy(Policy):
     def act(self, obs: Tree, explore: bool = True) -> ActOutput:
         num = num_rows(obs)
         inputs = np.zeros((num, self._distribution.num_inputs), np.float32)
-        mask = self._encoder.mask(obs)
-        if mask is not None:
-            inputs = self._distribution.apply_mask(inputs, mask)
+        if self._encoder.has_mask:
+            inputs = self._distribution.apply_mask(inputs, self._encoder.mask(obs))
         actions, logp = self._distribution.act(inputs, self._noise.take(num) if explore else None)
         return ActOutput(actions, {"action_logp": logp, "values": np.zeros(num, np.float32)})
 

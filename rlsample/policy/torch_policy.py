@@ -26,7 +26,7 @@ from rlsample.sample_batch import SampleBatch
 from rlsample.torch_view import as_tensor
 from rlsample.tree import Tree, map_tree, num_rows
 
-__all__ = ["TorchPolicy"]
+__all__ = ["TorchPolicy", "to_numpy"]
 
 log = logging.getLogger(__name__)
 
@@ -38,9 +38,9 @@ class TorchPolicy(Policy):
 
     A subclass implements :meth:`loss`, or :meth:`backward` where it has the gradients in closed form.
 
-    Threads: one thread may act while another learns or sets weights. Whatever reads all weights at once to act, and
-    whatever writes them, holds one lock, so that no action comes from half-updated weights. Two threads must not act at
-    once, nor learn at once.
+    Threads: one thread may act while another learns, sets weights or asks for values. Whatever reads all weights for a
+    forward pass, and whatever writes them, holds one lock, so that no action comes from half-updated weights. Two
+    threads must not act at once, nor learn at once.
 
     Args:
         settings: see :class:`~rlsample.policy.torch_settings.TorchSettings`.
@@ -74,6 +74,7 @@ class TorchPolicy(Policy):
             raise SpaceError(f"observations have an action_mask, but {action_space} has no choices to mask")
         model_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
         self.device = torch.device(self.settings.device)
+        self._on_cpu = self.device.type == "cpu"
         self.model = self.make_model(int(model_seed.generate_state(1)[0])).to(self.device)
         self._parameters = FlatParameters(self.model)
         self._optimizer = self.settings.make_optimizer(self._parameters.values)
@@ -98,24 +99,28 @@ class TorchPolicy(Policy):
         if engine is None:
             inputs, values = self._forward_torch(obs)
         else:
-            if self._numpy_version != self.version:
-                self._refresh_numpy(engine)
-            plan = engine.plan(num_rows(obs))
-            self._encoder.write_flat(obs, plan.flat)
-            inputs, values = engine.run(plan)
-        mask = self._encoder.mask(obs)
-        if mask is not None:
-            inputs = self.distribution.apply_mask(inputs, mask)
+            with self._lock:
+                if self._numpy_version != self.version:
+                    self._refresh(engine)
+                plan = engine.plan(num_rows(obs))
+                self._encoder.write_flat(obs, plan.flat)
+                inputs, values = engine.run(plan)
+        if self._encoder.has_mask:
+            inputs = self.distribution.apply_mask(inputs, self._encoder.mask(obs))
         noise = self._noise.take(len(inputs)) if explore else None
         actions, logp = self.distribution.act(inputs, noise)
         return ActOutput(actions, {"action_logp": logp, "values": values})
 
     def values(self, obs: Tree) -> np.ndarray:
         """V of K observations: float32[K], a fresh array. May be called beside :meth:`act` by another thread."""
-        if self._numpy is not None and self._numpy_version == self.version:
-            return self._numpy.values(self._encoder.encode(obs).flat)
-        with self._lock, torch.inference_mode():
-            return self.model.value(self._tensors(obs)).cpu().numpy().astype(np.float32)
+        engine = self._numpy
+        with self._lock:
+            if engine is None:
+                with torch.inference_mode():
+                    return self.model.value(self._tensors(obs)).cpu().numpy()
+            if self._numpy_version != self.version:
+                self._refresh(engine)
+            return engine.values(self._encoder.encode(obs).flat)
 
     def _forward_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
         with self._lock, torch.inference_mode():
@@ -124,13 +129,11 @@ class TorchPolicy(Policy):
 
     def _tensors(self, obs: Tree) -> Encoded:
         encoded = self._encoder.encode(obs)
-        images = tuple(as_tensor(image).to(self.device) for image in encoded.images)
-        return Encoded(as_tensor(encoded.flat).to(self.device), images)
+        return Encoded(self.to_device(encoded.flat), tuple(self.to_device(image) for image in encoded.images))
 
-    def _refresh_numpy(self, engine: NumpyInference) -> None:
-        with self._lock:
-            engine.refresh()
-            self._numpy_version = self.version
+    def _refresh(self, engine: NumpyInference) -> None:
+        engine.refresh()
+        self._numpy_version = self.version
 
     def _make_numpy_inference(self, seed: np.random.SeedSequence) -> NumpyInference | None:
         wanted = self.settings.inference
@@ -162,46 +165,50 @@ class TorchPolicy(Policy):
         """The loss (a scalar with a graph) and statistics (scalars without)."""
         raise NotImplementedError(f"{type(self).__name__} implements neither loss nor backward")
 
-    def backward(self, batch: SampleBatch) -> dict[str, Tensor]:
+    def backward(self, batch: SampleBatch) -> dict[str, float]:
         """Adds the loss's gradients to ``.grad`` of the parameters, which is zero before; returns statistics."""
         loss, stats = self.loss(batch)
         loss.backward()
-        return stats
+        numbers = torch.stack([stat.detach() for stat in stats.values()]).tolist()
+        return dict(zip(stats, numbers, strict=True))
 
     def forward(self, batch: SampleBatch) -> tuple[Tensor, Tensor]:
         """The model on a batch's observations, with a graph: distribution inputs (masked) and values."""
         obs = batch["obs"]
         inputs, values = self.model(self._tensors(obs))
-        mask = self._encoder.mask(obs)
-        if mask is not None:
-            inputs = self.distribution.apply_mask_torch(inputs, as_tensor(mask).to(self.device))
+        if self._encoder.has_mask:
+            inputs = self.distribution.apply_mask_torch(inputs, self.to_device(self._encoder.mask(obs)))
         return inputs, values
 
+    def to_device(self, array: np.ndarray) -> Tensor:
+        """An array as a tensor on the device; shares memory where it can."""
+        tensor = as_tensor(array)
+        return tensor if self._on_cpu else tensor.to(self.device)
+
     def column(self, batch: SampleBatch, name: str) -> Tree:
-        """A batch's column as tensors on the device; shares memory where it can."""
-        return map_tree(lambda leaf: as_tensor(leaf).to(self.device), batch[name])
+        """A batch's column as tensors on the device."""
+        return map_tree(self.to_device, batch[name])
 
     def _gradients(self, batch: SampleBatch) -> dict[str, float]:
         if batch.count == 0:
             raise ConfigError("cannot learn from a batch of 0 rows")
         self._parameters.grad.zero_()
         stats = self.backward(batch)
-        numbers = torch.stack([stat.detach() for stat in stats.values()]).tolist()
-        for name, number in zip(stats, numbers, strict=True):
+        for name, number in stats.items():
             if not math.isfinite(number):
                 raise FloatingPointError(f"{name} is {number}; the weights were left as they were")
-        return dict(zip(stats, numbers, strict=True))
+        return stats
 
     def _update(self) -> None:
         grad = self._parameters.grad
-        norm = float(grad.norm())
+        norm = math.sqrt(float(grad.dot(grad)))
         if not math.isfinite(norm):
             raise FloatingPointError(f"the norm of the gradient is {norm}; the weights were left as they were")
         limit = self.settings.max_grad_norm
         if limit is not None and norm > limit:
             grad.mul_(limit / norm)
         with self._lock:
-            self._optimizer.step()
+            self._optimizer.step(grad)
             self.version += 1
 
     def compute_gradients(self, batch: SampleBatch) -> tuple[Gradients, dict[str, float]]:
@@ -231,8 +238,7 @@ class TorchPolicy(Policy):
     def set_progress(self, env_steps: int) -> None:
         """Sets the learning rate of a linear schedule."""
         self._env_steps = int(env_steps)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self.remaining(self.settings.lr_schedule)
+        self._optimizer.learning_rate = self.settings.learning_rate * self.remaining(self.settings.lr_schedule)
 
     def remaining(self, schedule: str) -> float:
         """The factor of a schedule now: 1 for "constant"; for "linear" from 1 down to 0 over ``schedule_steps``."""
@@ -257,10 +263,9 @@ class TorchPolicy(Policy):
             self.version += 1
 
     def get_state(self) -> dict[str, Any]:
-        state = self._optimizer.state_dict()["state"].get(0, {})
         return {
             "weights": self.get_weights(),
-            "optimizer": {name: value.detach().cpu().numpy().copy() for name, value in state.items()},
+            "optimizer": self._optimizer.get_state(),
             "noise": self._noise.get_state(),
             "version": self.version,
             "env_steps": self._env_steps,
@@ -268,11 +273,14 @@ class TorchPolicy(Policy):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         self.set_weights(state["weights"])
-        moments = {name: torch.from_numpy(np.array(value)) for name, value in state["optimizer"].items()}
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": {0: moments} if moments else {}, "param_groups": groups})
+        self._optimizer.set_state(state["optimizer"])
         self._noise.set_state(state["noise"])
         self.set_progress(int(state["env_steps"]))
         with self._lock:
             self.version = int(state["version"])
             self._numpy_version = -1
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray:
+    """A tensor's values; shares memory with a tensor on the CPU."""
+    return tensor.detach().cpu().numpy()

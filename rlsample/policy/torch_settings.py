@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.policy.model_settings import ModelSettings
@@ -12,6 +12,8 @@ from rlsample.settings import from_options, option
 
 if TYPE_CHECKING:
     import torch
+
+    from rlsample.policy.flat_optimizers import FlatOptimizer
 
 __all__ = ["TorchSettings"]
 
@@ -53,10 +55,9 @@ class TorchSettings:
         if schedule == "linear" and self.schedule_steps < 1:
             raise ConfigError(f"{name}='linear' needs schedule_steps, the env steps after which it is 0")
 
-    def make_optimizer(self, parameter: torch.nn.Parameter) -> Any:
-        """The torch optimizer for one flat parameter."""
-        import torch
+    def make_optimizer(self, values: torch.Tensor) -> FlatOptimizer:
+        """The optimizer of a flat tensor."""
+        from rlsample.policy.flat_optimizers import Adam, RMSprop
 
-        if self.optimizer == "rmsprop":
-            return torch.optim.RMSprop([parameter], lr=self.learning_rate, alpha=0.99, eps=self.optimizer_eps)
-        return torch.optim.Adam([parameter], lr=self.learning_rate, eps=self.optimizer_eps, fused=True)
+        kind = RMSprop if self.optimizer == "rmsprop" else Adam
+        return kind(values, self.learning_rate, self.optimizer_eps)
