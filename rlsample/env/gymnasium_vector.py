@@ -184,6 +184,10 @@ def _close_async(env: AsyncVectorEnv) -> None:
             process.join(_CLOSE_WAIT_S)
         if pipe is not None:
             pipe.close()
+        with contextlib.suppress(ValueError):  # still alive, which nothing more can be done about
+            process.close()
+    for end in (env.error_queue._reader, env.error_queue._writer):  # type: ignore[attr-defined]
+        end.close()  # Queue.close leaves both to the garbage collector if nothing was ever put
     env.closed = True
 
 
