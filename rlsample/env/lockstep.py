@@ -277,16 +277,17 @@ class LockstepEnv(BaseEnv):
     def _reward_column(self, rewards: Any) -> tuple[np.ndarray, dict[int, BaseException]]:
         """float32[B] and the failures of slots whose reward is no finite number."""
         count = self.num_envs
+        if type(rewards) is np.ndarray and rewards.dtype == np.float32 and rewards.shape == (count,):
+            column = rewards.copy()
+            if self._allow_nonfinite or math.isfinite(np.vdot(column, column)):
+                return column, {}
         try:
             array = np.asarray(rewards)
-        except ValueError:
+        except ValueError:  # a list of unlike things
             array = np.empty(0)
         if array.dtype.kind in "fiub" and array.shape in ((count,), (count, 1)):
-            if array.dtype == np.float32:
-                column = array.reshape(count).copy()
-            else:
-                with np.errstate(over="ignore"):
-                    column = array.reshape(count).astype(np.float32)
+            with np.errstate(over="ignore"):
+                column = array.reshape(count).astype(np.float32)
             if self._allow_nonfinite or math.isfinite(np.vdot(column, column)):
                 return column, {}
         elif not isinstance(rewards, (list, tuple)) or len(rewards) != count:

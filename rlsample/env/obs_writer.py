@@ -146,9 +146,8 @@ def nonfinite_rows(tree: Tree) -> list[tuple[int, str, float]]:
     if type(tree) is np.ndarray:
         if tree.dtype.kind != "f":
             return []
-        flat = tree.ravel()
         # A sum of squares is finite only if each is; huge x may overflow it, hence the exact check. vdot never warns.
-        if math.isfinite(np.vdot(flat, flat)):
+        if math.isfinite(np.vdot(tree, tree)):
             return []
     found: dict[int, tuple[int, str, float]] = {}
     for path, leaf in flatten(tree):
