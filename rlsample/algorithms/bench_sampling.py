@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from time import perf_counter
 from typing import Any
 
@@ -34,8 +35,8 @@ def bench_sampling(
         seconds: how long to measure; the last call is finished.
 
     Returns:
-        ``actions_per_s``; ``env_us``, ``infer_us``, ``processing_us``, ``other_us``: means per poll; ``polls``, ``rows``,
-        ``seconds``, and what was measured.
+        ``actions_per_s``; ``env_us``, ``infer_us``, ``processing_us``, ``other_us``: means per poll; ``polls``,
+        ``rows``, ``seconds``, and what was measured.
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be positive, not {seconds}")
@@ -54,7 +55,7 @@ def bench_sampling(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with build_evaluator(config) as evaluator:
+        with contextlib.closing(build_evaluator(config)) as evaluator:
             evaluator.sample()
             evaluator.get_timers()
             rows = 0

@@ -56,7 +56,7 @@ class CheckpointStore:
     def save(self, state: Mapping[str, Any], env_steps: int) -> Path:
         """Writes a checkpoint and returns its folder.
 
-        One of the same step is replaced. Those of later steps go: a run resumed from an earlier one has left them behind.
+        One of the same step is replaced. Those of later steps go: a run resumed from an earlier one left them behind.
 
         Raises:
             CheckpointError: a value that cannot be stored, or a failing disk. The older checkpoints are as before.

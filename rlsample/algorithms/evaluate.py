@@ -12,6 +12,7 @@ import numpy as np
 from rlsample.algorithms.run_config import RunConfig, env_name
 from rlsample.algorithms.run_folder import find_run, load_state, read_config
 from rlsample.algorithms.trainer import build_evaluator, child_seed
+from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.tree import concat, gather
 
@@ -66,9 +67,11 @@ def evaluate(
         env: needed if the run's env was a Python object.
 
     Raises:
-        ConfigError, CheckpointError: as :meth:`Trainer.resume`.
+        ConfigError, CheckpointError: no episodes asked for; else as :meth:`Trainer.resume`.
         EnvFailedError: a sub-env failed.
     """
+    if episodes < 1:
+        raise ConfigError(f"episodes must be at least 1, not {episodes}")
     evaluator, config, env_steps, seed = load_policy(path, num_envs=min(episodes, MAX_SLOTS), seed=seed, env=env)
     with evaluator:
         returns, lengths = play(evaluator, episodes, explore=not deterministic)

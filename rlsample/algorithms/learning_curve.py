@@ -18,9 +18,12 @@ def draw_learning_curve(
     Returns:
         Whether there was anything to draw: False, and no file, if no episode has ended yet.
     """
-    points = [(row[STEPS], row.get("rollout/ep_rew_mean")) for row in rows]
-    steps = [x for x, y in points if y is not None]
-    returns = [y for _, y in points if y is not None]
+    steps, returns = [], []
+    for row in rows:
+        x, y = row[STEPS], row.get("rollout/ep_rew_mean")
+        if x is not None and y is not None:
+            steps.append(x)
+            returns.append(y)
     if not steps:
         return False
     # The Figure alone, without pyplot: no window system, no global state.

@@ -51,4 +51,34 @@ def find_algorithm(name: str) -> Algorithm:
     return ALGORITHMS[name]
 
 
-ALGORITHMS: dict[str, Algorithm] = {}
+_PPO_CARTPOLE = {  # after the tuned settings of RL Baselines3 Zoo
+    "rollout_fragment_length": 32,
+    "minibatch_size": 256,
+    "num_sgd_iter": 20,
+    "gamma": 0.98,
+    "gae_lambda": 0.8,
+    "learning_rate": 1e-3,
+    "lr_schedule": "linear",
+    "clip_range_schedule": "linear",
+}
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "ppo": Algorithm(
+        name="ppo",
+        make_policy=PPOPolicy,
+        policy_settings=PPOSettings,
+        defaults={
+            "rollout_fragment_length": 256,
+            "minibatch_size": 64,
+            "num_sgd_iter": 10,
+            "standardize_fields": ("advantages",),
+        },
+        tuned={"CartPole-v1": _PPO_CARTPOLE},
+    ),
+    "a2c": Algorithm(
+        name="a2c",
+        make_policy=A2CPolicy,
+        policy_settings=A2CSettings,
+        defaults={"rollout_fragment_length": 5},
+    ),
+}

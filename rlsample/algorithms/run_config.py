@@ -20,9 +20,10 @@ from rlsample.env.env_settings import EnvSettings
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.evaluation.sampler_settings import SamplerSettings
 from rlsample.optimizers import SyncSamplesSettings
+from rlsample.policy import ModelSettings
 from rlsample.settings import from_options, to_dict
 
-__all__ = ["RunConfig", "configure", "env_name", "read_options", "sections_of", "to_document"]
+__all__ = ["RunConfig", "configure", "env_name", "option_types", "read_options", "sections_of", "to_document"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class RunConfig:
         output: what is written, and how often.
         envs: how the env is built and checked.
         sampler: how rows are collected.
-        policy: the algorithm's own settings, such as PPOSettings.
-        optimizer: how batches become updates.
+        policy: the algorithm's own settings, such as PPOSettings; its ``model`` is a section of its own in documents.
+        learning: how batches become updates.
     """
 
     train: TrainSettings
@@ -43,7 +44,7 @@ class RunConfig:
     envs: EnvSettings
     sampler: SamplerSettings
     policy: Any
-    optimizer: SyncSamplesSettings
+    learning: SyncSamplesSettings
 
 
 def sections_of(algo: str) -> dict[str, type]:
@@ -54,8 +55,16 @@ def sections_of(algo: str) -> dict[str, type]:
         "envs": EnvSettings,
         "sampler": SamplerSettings,
         "policy": find_algorithm(algo).policy_settings,
-        "optimizer": SyncSamplesSettings,
+        "model": ModelSettings,
+        "learning": SyncSamplesSettings,
     }
+
+
+def option_types(algo: str) -> dict[str, dict[str, Any]]:
+    """Section name -> option name -> type. The policy's ``model`` is no option but the section of that name."""
+    types = {section: field_types(settings_class) for section, settings_class in sections_of(algo).items()}
+    types["policy"].pop("model", None)
+    return types
 
 
 def configure(options: Mapping[str, Any] | None = None, /, **more: Any) -> RunConfig:
@@ -70,8 +79,9 @@ def configure(options: Mapping[str, Any] | None = None, /, **more: Any) -> RunCo
     algorithm = find_algorithm(given["algo"][1] if "algo" in given else train.algo)
     env = given["env"][1] if "env" in given else train.env
     merged = {**{name: (None, value) for name, value in algorithm.options_for(env).items()}, **given}
-    sections = sections_of(algorithm.name)
-    types = {section: field_types(settings_class) for section, settings_class in sections.items()}
+    if any(merged.get(name, (None, None))[1] == "linear" for name in _SCHEDULES):
+        merged.setdefault("schedule_steps", merged.get("max_steps", (None, train.max_steps)))
+    sections, types = sections_of(algorithm.name), option_types(algorithm.name)
     owner = {name: section for section, fields in types.items() for name in fields}
     split: dict[str, dict[str, Any]] = {section: {} for section in sections}
     for name, (section, value) in merged.items():
@@ -80,6 +90,8 @@ def configure(options: Mapping[str, Any] | None = None, /, **more: Any) -> RunCo
         if section not in (None, owner[name]):
             raise ConfigError(f"option {name!r} belongs to section {owner[name]!r}, not {section!r}")
         split[owner[name]][name] = check_value(name, value, types[owner[name]][name])
+    split["policy"]["model"] = from_options(ModelSettings, split.pop("model"))
+    del sections["model"]
     return RunConfig(**{section: from_options(sections[section], split[section]) for section in sections})
 
 
@@ -111,7 +123,10 @@ def to_document(config: RunConfig) -> dict[str, dict[str, Any]]:
         ConfigError: an option that JSON cannot hold.
     """
     described = dataclasses.replace(config, train=dataclasses.replace(config.train, env=env_name(config.train.env)))
-    document: dict[str, dict[str, Any]] = {name: to_dict(getattr(described, name)) for name in _SECTION_NAMES}
+    document: dict[str, dict[str, Any]] = {
+        field.name: to_dict(getattr(described, field.name)) for field in dataclasses.fields(described)
+    }
+    document["model"] = document["policy"].pop("model")
     for section in document.values():
         for name, value in section.items():
             try:
@@ -151,4 +166,5 @@ def _parse(path: Path, text: str) -> Any:
     return tomllib.loads(text)
 
 
-_SECTION_NAMES = ("train", "output", "envs", "sampler", "policy", "optimizer")
+_SECTION_NAMES = ("train", "output", "envs", "sampler", "policy", "model", "learning")
+_SCHEDULES = ("lr_schedule", "clip_range_schedule")

@@ -1,6 +1,6 @@
 """The files of a run: where they are, and who writes them.
 
-    DIR/config.json  progress.csv  events.out.tfevents.*  checkpoints/step_*/  learning_curve.png  video.mp4 (or .gif)
+DIR/config.json  progress.csv  events.out.tfevents.*  checkpoints/step_*/  learning_curve.png  video.mp4 (or .gif)
 """
 
 from __future__ import annotations
@@ -86,10 +86,16 @@ def find_run(path: str | Path) -> tuple[Path, Path | None]:
 def read_config(folder: Path, changes: Mapping[str, Any]) -> RunConfig:
     """The config of a run, with some options changed; ``out`` is the folder, wherever it was moved.
 
+    With another ``max_steps``, schedules that ended with the run still do.
+
     Raises:
         ConfigError: a change that no option takes; or the run's env was an object and ``changes`` has no ``env``.
     """
-    config = configure(read_options(folder / "config.json"), **{**changes, "out": str(folder)})
+    document = read_options(folder / "config.json")
+    options = {"out": str(folder), **changes}
+    if document["policy"].get("schedule_steps") == document["train"]["max_steps"] and "max_steps" in changes:
+        options.setdefault("schedule_steps", changes["max_steps"])
+    config = configure(document, **options)
     if isinstance(config.train.env, str) and config.train.env.startswith("<"):
         raise ConfigError(f"this run's env was a Python object, {config.train.env}: pass it again as env=...")
     return config
@@ -100,7 +106,9 @@ def _start_folder(path: Path, overwrite: bool) -> None:
         raise ConfigError(f"out {path} is a file; give a folder")
     holds_run = (path / "config.json").exists()
     if holds_run and not overwrite:
-        raise ConfigError(f"{path} already holds a run; go on with --resume {path}, or use --overwrite or another --out")
+        raise ConfigError(
+            f"{path} already holds a run; go on with --resume {path}, or use --overwrite or another --out"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
         for old in [old for pattern in _OURS for old in path.glob(pattern)] if holds_run else []:

@@ -57,6 +57,8 @@ def time_shares(timers: Mapping[str, float], seconds: float) -> dict[str, float]
     if not polls or seconds <= 0:
         return {}
     names = {"env": "env_ms", "infer": "infer_ms", "process": "processing_ms"}
-    shares = {f"time/{name}_share": timers[f"sampler/{timer}"] * polls / 1000 / seconds for name, timer in names.items()}
+    shares = {
+        f"time/{name}_share": timers[f"sampler/{timer}"] * polls / 1000 / seconds for name, timer in names.items()
+    }
     shares["time/learn_share"] = max(0.0, 1.0 - sum(shares.values()))
     return shares

@@ -16,7 +16,7 @@ class TrainSettings:
     """What is trained, and until when."""
 
     algo: str = option("ppo", "the algorithm: ppo or a2c")
-    env: Any = option("CartPole-v1", "a Gymnasium id; from Python anything as_base_env takes")
+    env: Any = option("CartPole-v1", "a Gymnasium id; from Python anything as_base_env takes")  # noqa: RUF009
     num_envs: int = option(8, "slots: sub-envs stepped together")
     num_workers: int = option(0, "remote evaluators beside the local one; only 0 so far")
     seed: int = option(0, "seeds envs, policy and minibatches; the same seed gives the same run")
@@ -42,7 +42,7 @@ class OutputSettings:
     checkpoint_interval_s: float | None = option(60.0, "save a checkpoint when this many seconds passed; none: never")
     checkpoint_interval_iterations: int | None = option(None, "also save each time this many iterations passed")
     keep_checkpoints: int = option(3, "how many of the newest checkpoints stay")
-    log_interval_s: float = option(2.0, "seconds between progress lines when the output is no terminal; 0: each iteration")
+    log_interval_s: float = option(2.0, "seconds between progress lines where there is no terminal; 0: each iteration")
     tensorboard: bool = option(True, "write TensorBoard events")
     video: bool = option(False, "at the end film one episode (needs rlsample[viz])")
 

@@ -1,13 +1,14 @@
 """The train loop: step the optimizer, watch the returns, write what happened, stop and save.
 
-    with Trainer(TrainSettings(algo="ppo", env="CartPole-v1", stop_return=475)) as trainer:
-        result = trainer.run()
+with Trainer(TrainSettings(algo="ppo", env="CartPole-v1", stop_return=475)) as trainer:
+    result = trainer.run()
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -26,8 +27,11 @@ from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
 from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.metrics import MetricsWindow
 from rlsample.optimizers import SyncSamplesOptimizer
+from rlsample.policy import TorchPolicy
 
 __all__ = ["Trainer", "build_evaluator", "child_seed", "train"]
+
+log = logging.getLogger(__name__)
 
 WINDOW = 100
 
@@ -89,9 +93,10 @@ class Trainer:
             if config.train.torch_threads:
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
                 torch.set_num_threads(config.train.torch_threads)
-            self.evaluator = stack.enter_context(build_evaluator(config, callbacks=callbacks))
+            self.evaluator = build_evaluator(config, callbacks=callbacks)
+            stack.callback(self.evaluator.close)
             seed = child_seed(config.train.seed, "minibatches")
-            self.optimizer = SyncSamplesOptimizer(EvaluatorSet(self.evaluator), config.optimizer, seed=seed)
+            self.optimizer = SyncSamplesOptimizer(EvaluatorSet(self.evaluator), config.learning, seed=seed)
             stack.callback(self.optimizer.close)
             if state is not None:
                 self._restore(state)
@@ -190,6 +195,8 @@ class Trainer:
         self._closing.close()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
+        if state["evaluator"]["sampler"] is None:
+            log.warning("the checkpoint has no state of the env: episodes start anew, the rest goes on as it was")
         self.evaluator.set_state(state["evaluator"])
         self.optimizer.restore(state["optimizer"])
         self.window.set_state(state["window"])
@@ -208,6 +215,11 @@ class Trainer:
         }
         result.update(rollout)
         result.update({f"train/{name}": value for name, value in stats.items()})
+        policy = self.evaluator.policy
+        result["train/n_updates"] = policy.version
+        if isinstance(policy, TorchPolicy):
+            settings = policy.settings
+            result["train/learning_rate"] = settings.learning_rate * policy.remaining(settings.lr_schedule)
         result.update(timers)
         result.update(time_shares(timers, seconds))
         return result
@@ -216,9 +228,9 @@ class Trainer:
         train = self.config.train
         if self._stop_requested:
             return "request"
-        if self.episodes >= WINDOW and self.return_mean is not None and train.stop_return is not None:
-            if self.return_mean >= train.stop_return:
-                return "stop_return"
+        goal, mean = train.stop_return, self.return_mean
+        if goal is not None and mean is not None and self.episodes >= WINDOW and mean >= goal:
+            return "stop_return"
         return "max_steps" if self.env_steps >= train.max_steps else None
 
     def _checkpoint_due(self) -> bool:

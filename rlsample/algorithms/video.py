@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +48,24 @@ def film(run: str | Path, *, seed: int | None = None, deterministic: bool = True
     frames: list[np.ndarray] = []
     with_camera = {**config.envs.env_config, "render_mode": "rgb_array"}
     evaluator, *_ = load_policy(checkpoint or folder, seed=seed, env_config=with_camera)
-    with evaluator:
+    with evaluator, _no_window():
         env = evaluator.env.sub_envs()[0]
         play(evaluator, 1, explore=not deterministic, on_poll=lambda: frames.append(_picture(env)))
         fps = float(env.metadata.get("render_fps", 30))
     return _write(frames, folder, fps)
+
+
+@contextlib.contextmanager
+def _no_window() -> Iterator[None]:
+    """Lets pygame draw without a display: SDL reads the driver's name from the environment when it starts."""
+    name = "SDL_VIDEODRIVER"
+    before = os.environ.get(name)
+    os.environ.setdefault(name, "dummy")
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
 
 
 def _picture(env: Any) -> np.ndarray:
@@ -67,9 +83,10 @@ def _write(frames: list[np.ndarray], folder: Path, fps: float) -> Path:
 
     if importlib.util.find_spec("imageio_ffmpeg") is None:
         path = folder / "video.gif"
-        imageio.mimwrite(path, frames, duration=1000 / fps, loop=0)
+        imageio.mimwrite(path, list[Any](frames), duration=1000 / fps, loop=0)
         return path
     path = folder / "video.mp4"
     height, width = frames[0].shape[0] // 2 * 2, frames[0].shape[1] // 2 * 2  # the codec wants even sides
-    imageio.mimwrite(path, [frame[:height, :width] for frame in frames], fps=fps, macro_block_size=2)
+    even: list[Any] = [frame[:height, :width] for frame in frames]
+    imageio.mimwrite(path, even, fps=fps, macro_block_size=2)
     return path

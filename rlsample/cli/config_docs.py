@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from rlsample.algorithms.option_values import describe, field_types
+from rlsample.algorithms.option_values import describe
 from rlsample.algorithms.presets import ALGORITHMS
-from rlsample.algorithms.run_config import sections_of
+from rlsample.algorithms.run_config import option_types, sections_of
 from rlsample.cli.settings_options import shown_default
 from rlsample.settings import option_help
 
@@ -30,9 +30,9 @@ def config_reference() -> str:
     parts = [_HEAD]
     shared = [name for name in sections_of("ppo") if name != "policy"]
     for section in shared:
-        parts.append(_section(f"## {section}", sections_of("ppo")[section]))
+        parts.append(_section(f"## {section}", "ppo", section))
     for algo in ALGORITHMS:
-        parts.append(_section(f"## policy, {algo}", sections_of(algo)["policy"]))
+        parts.append(_section(f"## policy, {algo}", algo, "policy"))
     parts.append("## Presets\n")
     for algo, algorithm in ALGORITHMS.items():
         parts.append(_preset(f"### {algo}", algorithm.defaults))
@@ -41,11 +41,12 @@ def config_reference() -> str:
     return "\n".join(parts)
 
 
-def _section(heading: str, settings_class: type) -> str:
-    types = field_types(settings_class)
+def _section(heading: str, algo: str, section: str) -> str:
+    types = option_types(algo)[section]
     rows = [
         f"| `{field.name}` | {describe(types[field.name])} | `{shown_default(field)}` | {_cell(option_help(field))} |"
-        for field in dataclasses.fields(settings_class)
+        for field in dataclasses.fields(sections_of(algo)[section])
+        if field.name in types
     ]
     return "\n".join([heading, "", "| option | takes | default | meaning |", "|---|---|---|---|", *rows, ""])
 

@@ -8,9 +8,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from rlsample.algorithms.option_values import field_types, parse_text
+from rlsample.algorithms.option_values import describe, parse_text
 from rlsample.algorithms.presets import ALGORITHMS
-from rlsample.algorithms.run_config import sections_of
+from rlsample.algorithms.run_config import option_types, sections_of
 from rlsample.errors import ConfigError
 from rlsample.settings import option_help
 
@@ -63,7 +63,10 @@ class _SettingType(click.ParamType):
 
     def __init__(self, hint: Any) -> None:
         self.hint = hint
-        self.name = {int: "N", float: "X", str: "TEXT"}.get(hint, "VALUE")
+        words = describe(hint)
+        self.name = (
+            "N" if "whole number" in words else "X" if "number" in words else "TEXT" if "text" in words else "VALUE"
+        )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
@@ -87,11 +90,12 @@ def _all_options() -> list[click.Parameter]:
     owners: dict[str, list[str]] = {}
     found: dict[str, tuple[str, dataclasses.Field[Any], Any]] = {}
     for algo in ALGORITHMS:
-        for section, settings_class in sections_of(algo).items():
-            types = field_types(settings_class)
-            for field in dataclasses.fields(settings_class):
-                found.setdefault(field.name, (section, field, types[field.name]))
-                owners.setdefault(field.name, []).append(algo)
+        settings = sections_of(algo)
+        for section, types in option_types(algo).items():
+            for field in dataclasses.fields(settings[section]):
+                if field.name in types:
+                    found.setdefault(field.name, (section, field, types[field.name]))
+                    owners.setdefault(field.name, []).append(algo)
     return [
         _make_option(section, field, hint, "" if len(owners[name]) == len(ALGORITHMS) else f" ({owners[name][0]} only)")
         for name, (section, field, hint) in found.items()

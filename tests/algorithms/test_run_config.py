@@ -8,7 +8,7 @@ import pytest
 
 from rlsample.algorithms.option_values import field_types
 from rlsample.algorithms.presets import ALGORITHMS
-from rlsample.algorithms.run_config import configure, read_options, sections_of, to_document
+from rlsample.algorithms.run_config import configure, option_types, read_options, sections_of, to_document
 from rlsample.algorithms.train_settings import TrainSettings
 from rlsample.errors import ConfigError
 from rlsample.settings import option_help
@@ -17,11 +17,12 @@ from rlsample.settings import option_help
 @pytest.mark.parametrize("algo", ALGORITHMS)
 def test_an_options_name_is_unique_and_has_help(algo):
     seen = {}
-    for section, settings_class in sections_of(algo).items():
-        for field in dataclasses.fields(settings_class):
-            assert field.name not in seen, f"{field.name} in {section} and {seen[field.name]}"
-            seen[field.name] = section
-            assert option_help(field), f"{section}.{field.name} has no help"
+    for section, types in option_types(algo).items():
+        fields = {field.name: field for field in dataclasses.fields(sections_of(algo)[section])}
+        for name in types:
+            assert name not in seen, f"{name} in {section} and {seen[name]}"
+            seen[name] = section
+            assert option_help(fields[name]), f"{section}.{name} has no help"
 
 
 @pytest.mark.parametrize("algo", ALGORITHMS)
@@ -41,7 +42,7 @@ def test_later_ones_win(tmp_path):
     assert config.policy.gamma == 0.5
     assert config.sampler.rollout_fragment_length == 7
     assert config.train.seed == 4
-    assert config.optimizer == preset.optimizer
+    assert config.learning == preset.learning
     assert dataclasses.replace(config.policy, gamma=preset.policy.gamma) == preset.policy
 
 
@@ -122,5 +123,5 @@ def test_an_env_object_is_described_only():
 
 
 def test_what_json_cannot_hold_is_named():
-    with pytest.raises(ConfigError, match="option 'env_config' cannot be kept in config.json: .*set"):
+    with pytest.raises(ConfigError, match=r"option 'env_config' cannot be kept in config\.json: .*set"):
         to_document(configure(env_config={"a": {1}}))

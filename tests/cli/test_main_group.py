@@ -26,9 +26,7 @@ def test_help_and_version_load_nothing_heavy():
     assert "train  Train a policy" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, eval, train")]
-)
+@pytest.mark.parametrize(("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, eval, train")])
 def test_unknown_command_names_the_nearest(word, hint):
     done = CliRunner().invoke(main, [word])
     assert done.exit_code == 2
@@ -53,7 +51,11 @@ def chained():
 @pytest.mark.parametrize(
     ("error", "code", "lines"),
     [
-        (ConfigError("unknown option 'gama'; did you mean 'gamma'?"), 2, ["error: unknown option 'gama'; did you mean 'gamma'?"]),
+        (
+            ConfigError("unknown option 'gama'; did you mean 'gamma'?"),
+            2,
+            ["error: unknown option 'gama'; did you mean 'gamma'?"],
+        ),
         (
             chained(),
             1,
@@ -63,7 +65,11 @@ def chained():
                 "(--debug shows where in the env)",
             ],
         ),
-        (ZeroDivisionError("division by zero"), 1, ["error: ZeroDivisionError: division by zero", "(--debug shows where)"]),
+        (
+            ZeroDivisionError("division by zero"),
+            1,
+            ["error: ZeroDivisionError: division by zero", "(--debug shows where)"],
+        ),
     ],
 )
 def test_errors_are_a_few_lines_on_stderr(error, code, lines):
