@@ -28,7 +28,6 @@ def add_advantages(batch: SampleBatch, policy: Policy, gamma: float, lam: float)
     if "values" not in batch:
         raise ConfigError("advantages need the column 'values'; this batch has " + ", ".join(batch))
     values = batch["values"]
-    terminated = batch["terminated"]
     next_obs = batch.next_obs_source
     if next_obs is not None and next_obs.source is None:
         extra = policy.values(next_obs.extra) if num_rows(next_obs.extra) else np.zeros(0, np.float32)
@@ -37,9 +36,8 @@ def add_advantages(batch: SampleBatch, policy: Policy, gamma: float, lam: float)
     else:
         next_values = policy.values(batch["next_obs"])
         follows = _follows(batch)
-    end = terminated | batch["truncated"] | ~follows
     batch["advantages"], batch["value_targets"] = compute_gae(
-        batch["rewards"], values, next_values, terminated, end, gamma, lam
+        batch["rewards"], values, next_values, batch["terminated"], ~follows, gamma, lam
     )
     return batch
 

@@ -179,6 +179,16 @@ def test_a_stored_next_obs_gives_the_same_with_episodes_told_apart_by_their_colu
     np.testing.assert_array_equal(policy.postprocess(count_rows(policy, 0, 4))["advantages"], whole)
 
 
+def test_rows_of_one_episode_with_a_gap_between_are_two_segments():
+    policy = table_policy((1, 2, 4, 10, 3), 0.9, 0.5)
+    parts = [count_rows(policy, 0, 2), count_rows(policy, 3, 1)]
+    derived = policy.postprocess(SampleBatch.concat(parts))
+    columns = dict(SampleBatch.concat(parts).items())
+    columns |= {"next_obs": derived["next_obs"], "eps_id": np.array([7, 7, 7]), "t": np.array([0, 1, 3])}
+    gap = policy.postprocess(SampleBatch({k: v for k, v in columns.items() if k != "advantages"}))
+    np.testing.assert_array_equal(gap["advantages"], derived["advantages"])
+
+
 def test_a_batch_without_values_or_episodes_is_refused():
     policy = table_policy((1, 2, 4, 10), 0.9, 1.0)
     batch = count_rows(policy, 0, 3)
