@@ -15,6 +15,7 @@ from gymnasium.utils import EzPickle
 
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.gym_wrappers import bad_result, peel
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
 from rlsample.errors import EnvClosedError, EnvFailedError, SpaceError
@@ -23,6 +24,8 @@ from rlsample.tree import Tree, concat, gather
 __all__ = ["GymEnvs"]
 
 _CLOSE_WAIT_S = 1.0
+_BLANK = (None, 0.0, False, False, None)
+_NO_INFOS: dict[int, Any] = {}
 
 
 class GymEnvs(BaseEnv):
@@ -83,13 +86,14 @@ class GymEnvs(BaseEnv):
         first = self._envs[0]
         assert first is not None
         self.observation_space, self.action_space = first.observation_space, first.action_space
-        self._steps = [env.step for env in self._envs]  # type: ignore[union-attr]
-        self._checks_finite = (
-            isinstance(first.observation_space, gymnasium.spaces.Box)
-            and np.dtype(first.observation_space.dtype).kind == "f"
-            and not self._settings.allow_nonfinite
-        )
+        peeled = [peel(env) for env in self._envs]  # type: ignore[arg-type]
+        self._steps = [step for step, _ in peeled]
+        self._limits = np.array([limit for _, limit in peeled])
+        self._find_next_limit()
         self._writer, self._codec = ObsWriter(first.observation_space), ActionCodec(first.action_space)
+        shape, dtype = self._writer.shape, self._writer.dtype
+        self._checks_obs = dtype is not None and dtype.kind == "f"
+        self._row_lengths = {shape[0]} if shape else set()  # empty: observations are written one by one
         for slot, env in enumerate(self._envs):
             for mine, want in ((env.observation_space, self.observation_space), (env.action_space, self.action_space)):  # type: ignore[union-attr]
                 if mine is not want and mine != want:
@@ -160,92 +164,114 @@ class GymEnvs(BaseEnv):
     # ------------------------------------------------------------------ stepping
 
     def _step(self, ids: np.ndarray, actions: list[Any]) -> StepBatch:
-        count = len(actions)
         everyone = ids is self.all_ids
-        writer = self._writer
-        shape, dtype, plain = writer.shape, writer.dtype, np.ndarray
-        obs = self._new_obs(count)
         slots: Any = range(self.num_envs) if everyone else ids.tolist()
-        steps = self._steps if everyone else [self._steps[slot] for slot in slots]
-        rewards: list[Any] = []
-        ends: list[tuple[int, Any, Any]] = []
-        infos: dict[int, dict[str, Any]] = {}
         failures: dict[int, EnvFailedError] = {}
-        row = 0
-        for step, action in zip(steps, actions, strict=True):
-            try:
-                ob, reward, terminated, truncated, info = step(action)
-                if type(ob) is plain and ob.dtype is dtype and ob.shape == shape:
-                    obs[row] = ob
-                else:
-                    writer.write(obs, row, ob, slots[row], self._step_number(slots[row]))
-            except Exception as e:
-                failures[slots[row]] = self._failure(slots[row], e, "step")
-                reward, terminated, truncated, info = 0.0, False, False, None
-            rewards.append(reward)
-            if terminated or truncated:
-                ends.append((row, terminated, truncated))
-            if info:
-                infos[row] = info
-            row += 1
-            if self._closed:
-                raise EnvClosedError("the env was closed while poll was stepping it")
+        results = self._call_steps(slots, actions, failures)
         if everyone:
             self._rounds += 1
             self._states.code.fill(WAITING)
         else:
             self._started_at[ids] -= 1
             self._states.code[ids] = WAITING
-        no = self._no_flags if everyone else self._no_flags[:count]
-        flags = self._flags(ids, ends) if ends else (no, no)
-        try:
-            reward_column = np.array(rewards, np.float32)
-            regular = reward_column.ndim == 1 and isfinite(reward_column.dot(reward_column))
-        except (TypeError, ValueError):
-            regular = False
-        if not regular:
-            reward_column = self._rewards(ids, rewards, failures)
-        if self._checks_finite:
-            flat = obs.ravel()
-            # squares summed are finite only if all entries are; the exact check follows where they are not
-            if not isfinite(flat.dot(flat)):
-                self._find_nonfinite(ids, obs, failures)
-        elif shape is None and not self._settings.allow_nonfinite:
-            self._find_nonfinite(ids, obs, failures)
-        batch = StepBatch(ids, obs, reward_column, *flags, no, infos)
+            self._find_next_limit()
+        obs, rewards, terminated, truncated, infos = self._columns(slots, results, failures)
+        no = self._no_flags[: len(results)]
+        flags = (no, no)
+        if self._rounds >= self._next_limit or any(terminated) or any(truncated):
+            flags = self._flags(ids, terminated, truncated)
+        sparse = {row: info for row, info in enumerate(infos) if info} if any(infos) else _NO_INFOS
+        batch = StepBatch(ids, obs, rewards, *flags, no, sparse)
         return self._without_failed(batch, failures) if failures else batch
 
-    def _new_obs(self, count: int) -> Tree:
+    def _call_steps(self, slots: Any, actions: list[Any], failures: dict[int, EnvFailedError]) -> list[Any]:
+        """One result for each slot; a blank one, and an entry in ``failures``, for a slot that raised."""
+        steps = self._steps if type(slots) is range else [self._steps[slot] for slot in slots]
+        results: list[Any] = []
+        append = results.append
+        pairs = zip(steps, actions, strict=True)
+        while len(results) < len(actions):
+            try:
+                for step, action in pairs:
+                    append(step(action))
+                    if self._closed:
+                        break
+            except Exception as e:
+                slot = slots[len(results)]
+                failures[slot] = self._failure(slot, e, "step", self._steps_taken(slot) + 1)
+                append(_BLANK)
+            if self._closed:
+                raise EnvClosedError("the env was closed while poll was stepping it")
+        return results
+
+    def _columns(
+        self, slots: Any, results: list[Any], failures: dict[int, EnvFailedError]
+    ) -> tuple[Tree, np.ndarray, Any, Any, Any]:
+        """Observations and rewards as columns, flags and infos as sequences; all at once where all is well."""
+        count = len(results)
         shape = self._writer.shape
-        if shape is None:
-            return empty_columns(self.observation_space, (count,))
-        return np.empty((count, *shape), self._writer.dtype)
+        if shape and not failures:
+            try:
+                all_obs, all_rewards, terminated, truncated, infos = zip(*results, strict=True)
+                obs = np.empty((count * shape[0], *shape[1:]), self._writer.dtype)
+                np.concatenate(all_obs, out=obs, casting="no")
+                rewards = np.array(all_rewards, np.float32)
+                if set(map(len, all_obs)) == self._row_lengths and rewards.ndim == 1:
+                    obs = obs.reshape(count, *shape)
+                    # squares summed are finite only if all entries are; else the exact check decides
+                    flat = obs.ravel() if self._checks_obs else rewards
+                    if self._settings.allow_nonfinite or (isfinite(flat.dot(flat)) and isfinite(rewards.dot(rewards))):
+                        return obs, rewards, terminated, truncated, infos
+            except (TypeError, ValueError):
+                pass
+        return self._columns_one_by_one(slots, results, failures)
 
-    def _flags(self, ids: np.ndarray, ends: list[tuple[int, Any, Any]]) -> tuple[np.ndarray, np.ndarray]:
-        terminated, truncated = np.zeros(len(ids), bool), np.zeros(len(ids), bool)
-        for row, term, trunc in ends:
-            terminated[row], truncated[row] = bool(term), bool(trunc)
-            self._states.code[ids[row]] = ENDED
-        return terminated, truncated
+    def _columns_one_by_one(
+        self, slots: Any, results: list[Any], failures: dict[int, EnvFailedError]
+    ) -> tuple[Tree, np.ndarray, Any, Any, Any]:
+        """As :meth:`_columns`, with every result checked by itself and the faulty ones in ``failures``."""
+        obs, rewards = self._new_obs(len(results)), np.zeros(len(results), np.float32)
+        terminated, truncated, infos = [False] * len(results), [False] * len(results), [None] * len(results)
+        allow = self._settings.allow_nonfinite
+        for row, (slot, result) in enumerate(zip(slots, results, strict=True)):
+            if slot in failures:
+                continue
+            try:
+                if not isinstance(result, tuple) or len(result) != 5:
+                    raise EnvFailedError(bad_result(result, slot, self._steps_taken(slot)), slot=slot)
+                ob, reward, term, trunc, infos[row] = result
+                self._writer.write(obs, row, ob, slot, self._steps_taken(slot))
+                rewards[row] = coerce_reward(reward, slot, self._steps_taken(slot), allow)
+                terminated[row], truncated[row] = bool(term), bool(trunc)
+            except Exception as e:
+                failures[slot] = self._failure(slot, e, "step", self._steps_taken(slot))
+        if not allow:
+            self._find_nonfinite(slots, obs, failures)
+        return obs, rewards, terminated, truncated, infos
 
-    def _find_nonfinite(self, ids: np.ndarray, obs: Tree, failures: dict[int, EnvFailedError]) -> None:
+    def _flags(self, ids: np.ndarray, terminated: Any, truncated: Any) -> tuple[np.ndarray, np.ndarray]:
+        term, trunc = np.array(terminated, bool), np.array(truncated, bool)
+        if self._rounds >= self._next_limit:
+            trunc |= self._rounds - self._started_at[ids] >= self._limits[ids]
+            self._find_next_limit()
+        self._states.code[ids[term | trunc]] = ENDED
+        return term, trunc
+
+    def _find_next_limit(self) -> None:
+        """The round before which no slot can reach its time limit; resets only make it later."""
+        self._next_limit = int((self._started_at + self._limits).min())
+
+    def _new_obs(self, count: int) -> Tree:
+        return empty_columns(self.observation_space, (count,))
+
+    def _find_nonfinite(self, slots: Any, obs: Tree, failures: dict[int, EnvFailedError]) -> None:
         for row, path, value in nonfinite_rows(obs):
-            slot = int(ids[row])
+            slot = int(slots[row])
             if slot not in failures:
                 failures[slot] = self._not_finite(slot, path, value)
 
-    def _step_number(self, slot: int) -> int:
-        return self._rounds - int(self._started_at[slot]) + 1
-
-    def _rewards(self, ids: np.ndarray, rewards: list[Any], failures: dict[int, EnvFailedError]) -> np.ndarray:
-        column = np.zeros(len(rewards), np.float32)
-        for row, reward in enumerate(rewards):
-            slot = int(ids[row])
-            try:
-                column[row] = coerce_reward(reward, slot, self._step_number(slot) - 1, self._settings.allow_nonfinite)
-            except EnvFailedError as e:
-                failures.setdefault(slot, e)
-        return column
+    def _steps_taken(self, slot: int) -> int:
+        return self._rounds - int(self._started_at[slot])
 
     def _without_failed(self, batch: StepBatch, failures: dict[int, EnvFailedError]) -> StepBatch:
         """The batch less the rows of failed slots, which become FAILED."""
@@ -289,7 +315,7 @@ class GymEnvs(BaseEnv):
                 env = self._envs[slot]
                 if env is None:
                     self._envs[slot] = env = self._build(slot)
-                    self._steps[slot] = env.step
+                    self._steps[slot], self._limits[slot] = peel(env)
                 ob, info = env.reset(seed=None if self._seeded[slot] else self._first_seed(slot))
                 self._writer.write(obs, row, ob, slot, None)
                 if info:
@@ -320,23 +346,17 @@ class GymEnvs(BaseEnv):
         except Exception as e:
             raise self._failure(slot, e, "__init__") from e
 
-    def _failure(self, slot: int, error: Exception, where: str) -> EnvFailedError:
+    def _failure(self, slot: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
         if isinstance(error, EnvFailedError):
             return error
-        if where == "step":
-            step = self._step_number(slot)
-            at = f"slot {slot}, episode step {step}: step"
-        else:
-            step, at = None, f"slot {slot}: {where}"
-        hint = ""
-        if where == "step" and isinstance(error, ValueError) and "unpack" in str(error):
-            hint = "; an old gym env returns 4 values from step: wrap it with Shimmy (shimmy.GymV21CompatibilityV0)"
-        failure = EnvFailedError(f"{at} raised {type(error).__name__}: {error}{hint}", slot=slot, episode_step=step)
+        at = f"slot {slot}" if step is None else f"slot {slot}, episode step {step}"
+        text = f"{at}: {where} raised {type(error).__name__}: {error}"
+        failure = EnvFailedError(text, slot=slot, episode_step=step)
         failure.__cause__ = error
         return failure
 
     def _not_finite(self, slot: int, path: str, value: float) -> EnvFailedError:
-        step = self._step_number(slot) - 1
+        step = self._steps_taken(slot)
         where = f" at {path}" if path else ""
         return EnvFailedError(
             f"slot {slot}, episode step {step}: observation{where} holds {value}; mend the env, or set "
@@ -364,8 +384,8 @@ class GymEnvs(BaseEnv):
         for slot in range(self.num_envs):
             self._close_one(slot)
         self._envs, self._incarnation, self._seeded = envs, incarnation, seeded
-        self._steps = [env.step for env in envs]
         self._states.code[:], self._started_at[:] = code, self._rounds - steps
+        self._read_spaces()
         self._num_resetting = int(np.count_nonzero((code == NEW) | (code == RESETTING)))
 
     def sub_envs(self) -> list[Any]:

@@ -61,7 +61,9 @@ class AsyncSampler:
             self._thread.start()
         while not self._closed.is_set():
             try:
-                batch = self._ready.get(timeout=0.5)  # the end is queued too: the time limit only backs up a lost thread
+                batch = self._ready.get(
+                    timeout=0.5
+                )  # the end is queued too: the time limit only backs up a lost thread
             except queue.Empty:
                 if self._thread.is_alive():
                     continue

@@ -75,7 +75,9 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             self.env.close()
             raise
         self.filter = self.sampler.filter
-        self._async = AsyncSampler(self._sample, self.settings.sample_queue_size) if self.settings.sample_async else None
+        self._async = (
+            AsyncSampler(self._sample, self.settings.sample_queue_size) if self.settings.sample_async else None
+        )
 
     def _make_policy(self, policy: Any, seed: int | None) -> Policy:
         if isinstance(policy, Policy):

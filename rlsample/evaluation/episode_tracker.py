@@ -105,7 +105,6 @@ class EpisodeTracker:
                 self._callbacks.on_episode_end(episode)  # type: ignore[union-attr]
                 custom.append(dict(episode.custom_metrics))
         self._finished.append((returns, lengths, slots, self.eps_id[slots], custom))
-        self._clear(slots)
 
     def drain(self) -> list[EpisodeMetrics]:
         """Episodes finished since the last call, each given out once."""
@@ -144,8 +143,9 @@ class EpisodeTracker:
         self._returns[slots] = 0.0
 
     def _sum_up(self) -> None:
-        if len(self._unsummed) == 1:
-            self._returns += self._unsummed[0]
-        elif self._unsummed:
+        if len(self._unsummed) > 8:
             self._returns += np.sum(self._unsummed, axis=0, dtype=np.float64)
+        else:
+            for rewards in self._unsummed:
+                self._returns += rewards
         self._unsummed.clear()

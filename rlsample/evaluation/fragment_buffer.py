@@ -186,11 +186,9 @@ class FragmentBuffer:
         finals: list[tuple[np.ndarray, Tree]],
     ) -> SampleBatch:
         """Adds eps_id, t and the next observations; ``shift`` per lane turns a flat row into a row of the batch."""
-        starts = []
-        for rows, eps, t in self._starts:
-            inside = rows < limits[rows // self.length]  # a mark without a row yet belongs to the next batch
-            starts.append((rows[inside], eps[inside], t[inside]))
-        rows, eps, t = (np.concatenate(parts) for parts in zip(*starts, strict=True))
+        rows, eps, t = (np.concatenate(parts) for parts in zip(*self._starts, strict=True))
+        inside = rows < limits[rows // self.length]  # a mark without a row yet belongs to the next batch
+        rows, eps, t = rows[inside], eps[inside], t[inside]
         rows = rows + shift[rows // self.length]
         order = np.argsort(rows, kind="stable")  # of two marks on one row the later one wins: the first covers 0 rows
         rows, eps, t = rows[order], eps[order], t[order]

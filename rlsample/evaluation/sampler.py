@@ -259,9 +259,7 @@ class Sampler:
         eps_ids = self.episodes.start(slots)
         self._buffer.mark_start(slots, eps_ids, np.zeros(len(slots), np.int64))
 
-    def _end_episodes(
-        self, ids: np.ndarray, obs: Tree, slots: np.ndarray, at: np.ndarray
-    ) -> tuple[np.ndarray, Tree]:
+    def _end_episodes(self, ids: np.ndarray, obs: Tree, slots: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, Tree]:
         """Resets ``slots``, which stand at rows ``at`` of ``obs``; returns who waits now."""
         self.episodes.finish(slots)
         if self.settings.batch_mode == "complete_episodes":
@@ -325,9 +323,7 @@ class Sampler:
             self.episodes.abandon(slot)
         self.env.try_restart(np.array(list(failures)))
 
-    def _call_step_callbacks(
-        self, batch: StepBatch, ids: np.ndarray, stepped: np.ndarray | None, rows: Rows
-    ) -> None:
+    def _call_step_callbacks(self, batch: StepBatch, ids: np.ndarray, stepped: np.ndarray | None, rows: Rows) -> None:
         at = range(len(ids)) if stepped is None else stepped.tolist()
         actions = gather(self._buffer.columns[ACTIONS], rows)
         self.episodes.step_callbacks(

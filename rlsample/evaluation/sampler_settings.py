@@ -28,7 +28,9 @@ class SamplerSettings:
     clip_rewards: bool | float = option(
         False, "true: keep only the sign; a number c: clip to [-c, c]. Reported returns stay unclipped"
     )
-    clip_actions: bool = option(True, "clip Box actions to the bounds before the env gets them; the batch keeps the policy's")
+    clip_actions: bool = option(
+        True, "clip Box actions to the bounds before the env gets them; the batch keeps the policy's"
+    )
     normalize_actions: bool = option(False, "map Box actions from [-1, 1] to the bounds before the env gets them")
     observation_filter: str = option("NoFilter", "NoFilter or MeanStdFilter (running mean and std)")
     update_filter: bool = option(True, "let sampled observations change the filter's statistics (evaluation: false)")
