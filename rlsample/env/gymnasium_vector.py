@@ -114,22 +114,20 @@ class GymnasiumVectorAdapter(LockstepEnv):
         ended = self._states.code[ids] == ENDED
         if self.mode is AutoresetMode.DISABLED:
             return self._first_rows(ids, *self._reset_masked(ids, ids))
-        if ended.all():
-            if self.mode is AutoresetMode.NEXT_STEP:
-                self._states.code[ids] = RESETTING
-                return None
-            return self._first_rows(ids, *self._started_by_env(ids))
-        self._require_mask(ids, ended)
+        if not ended.all():
+            self._require_mask(ids, ended)
+            # In SAME_STEP the ended ones are in their new episode already, and keep what they observe there.
+            reset = ids if self.mode is AutoresetMode.NEXT_STEP else ids[~ended]
+            obs, infos = self._reset_masked(reset, ids)
+            return self._first_rows(ids, obs, {**self._pop_first_infos(ids[ended]), **infos})
         if self.mode is AutoresetMode.NEXT_STEP:
-            return self._first_rows(ids, *self._reset_masked(ids, ids))
-        obs, infos = self._reset_masked(ids[~ended], ids)
-        ready, ready_infos = self._started_by_env(ids[ended])
-        assign(obs, np.flatnonzero(ended), ready)
-        return self._first_rows(ids, obs, {**infos, **ready_infos})
+            self._states.code[ids] = RESETTING
+            return None
+        return self._first_rows(ids, gather(self._first_obs, ids), self._pop_first_infos(ids))
 
-    def _started_by_env(self, ids: np.ndarray) -> tuple[Tree, dict[int, dict[str, Any]]]:
-        """SAME_STEP: the first observations [K, ...] and infos that came with the end of the last episode."""
-        return gather(self._first_obs, ids), {slot: self._first_infos.pop(slot, {}) for slot in ids.tolist()}
+    def _pop_first_infos(self, ids: np.ndarray) -> dict[int, dict[str, Any]]:
+        """SAME_STEP: the infos of first observations, which came with the end of the last episode."""
+        return {slot: self._first_infos.pop(slot, {}) for slot in ids.tolist()}
 
     def _reset_masked(self, reset: np.ndarray, ids: np.ndarray) -> tuple[Tree, dict[int, dict[str, Any]]]:
         """Resets the slots ``reset``; returns the env's current observations of ``ids`` [K, ...] and the infos."""

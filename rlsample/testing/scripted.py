@@ -77,7 +77,7 @@ class CountVectorEnv(VectorEnv):
         self.num_envs = len(lengths)
         self.lengths, self.end = np.array(lengths), end
         self.obs = np.zeros((self.num_envs, 1), np.float32)
-        self.rewards = np.zeros(self.num_envs)
+        self.rewards = np.zeros(self.num_envs, np.float32)
         self.never = np.zeros(self.num_envs, bool)
         self.ended = np.zeros(self.num_envs, bool)
         self.seeds: list[int | None] = []

@@ -190,7 +190,7 @@ def test_a_factory_may_make_a_whole_vector_env_once():
 
 class CountVector(gymnasium.vector.VectorEnv):
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012
-    made = 0
+    made = closes = 0
 
     def __init__(self, num_envs, obs_high=1e6, broken=False, max_episode_steps=None):
         if broken:
@@ -205,6 +205,9 @@ class CountVector(gymnasium.vector.VectorEnv):
     def reset(self, *, seed=None, options=None):
         return np.zeros((self.num_envs, 1), np.float32), {}
 
+    def close_extras(self):
+        CountVector.closes += 1
+
 
 class Config(Kept):
     def __init__(self, obs_high=0, broken=False):
@@ -213,7 +216,7 @@ class Config(Kept):
 
 @pytest.fixture
 def count_vector(registered):
-    CountVector.made = 0
+    CountVector.made = CountVector.closes = 0
     return registered("Count-v0", entry_point=Config, vector_entry_point=CountVector)
 
 
@@ -236,6 +239,7 @@ def test_auto_loops_where_the_vector_form_is_another_env(count_vector, caplog):
     with as_base_env(count_vector, 8, env_config={"obs_high": 9}) as env:
         assert isinstance(env, GymEnvs)
     assert "its vector form has another observation space; 8 envs in a loop instead" in caplog.text
+    assert (CountVector.made, CountVector.closes) == (1, 1)
     assert [e.closes for e in Kept.made] == [1] * 8
 
 

@@ -62,6 +62,8 @@ def test_many_ids_are_judged_like_few():
     for last, message in ((0, "slot 0 is named twice"), (20, "slot 20 does not exist"), (-1, "slot -1 does not exist")):
         with pytest.raises(EnvProtocolError, match=f"^{message}"):
             s.require_waiting([*range(12), last])
+    with pytest.raises(EnvProtocolError, match=r"^slot -1 does not exist"):
+        s.require_waiting(np.arange(-1, 12))
     s.code[3] = ENDED
     assert len(s.require_resettable(np.arange(20))) == 20
     with pytest.raises(EnvProtocolError, match=r"^slot 3 takes no action: it is at its episode's end"):

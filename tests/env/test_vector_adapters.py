@@ -200,6 +200,27 @@ def test_next_step_gives_the_ended_slot_a_legal_filler_and_no_transition():
     assert envs[1].actions == [6, 7]
 
 
+def test_what_a_next_step_env_says_with_a_reset_is_no_transition():
+    class Chatty(SyncVectorEnv):
+        def step(self, actions):
+            resetting = self._autoreset_envs.copy()
+            obs, rewards, terminated, truncated, infos = super().step(actions)
+            return obs, rewards + 5 * resetting, terminated | resetting, truncated | resetting, infos
+
+    with GymnasiumVectorAdapter(Chatty([lambda: CountEnv(1), lambda: CountEnv(99)])) as env:
+        env.poll()
+        env.send_actions([0, 1], np.array([0, 0]))
+        env.poll()
+        env.try_reset([0])
+        env.send_actions([1], np.array([0]))
+        batch = env.poll()
+        assert batch.rewards.tolist() == [0, 2]
+        assert not batch.terminated.any()
+        assert not batch.truncated.any()
+        env.send_actions([0, 1], np.array([0, 0]))
+        assert env.poll().terminated.tolist() == [True, False]
+
+
 # Cases 3 and 4: rewards and dtypes
 
 
@@ -343,6 +364,16 @@ def test_infos_belong_to_their_own_row(mode, rollout):
     assert [i["at"] for _, i in got.infos[1]][:3] == ["b reset 1", "b step 2", "b step 4"]
 
 
+def test_infos_of_a_reset_of_ended_and_running_slots_together():
+    with sync(AutoresetMode.SAME_STEP, Told("a", 1), Told("b", 99)) as env:
+        env.poll()
+        env.send_actions(env.all_ids, np.zeros(2, int))
+        env.poll()
+        first = env.try_reset([1, 0])
+    assert first.env_ids.tolist() == [1, 0]
+    assert first.infos == {0: {"at": "b reset 2"}, 1: {"at": "a reset 2"}}
+
+
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP], ids=mode_name)
 def test_recorded_episode_statistics_are_told_with_the_end(mode, rollout):
     venv = SyncVectorEnv([lambda: CountEnv(2), lambda: CountEnv(99)], autoreset_mode=mode)
@@ -415,6 +446,20 @@ def test_a_bad_observation_fails_its_slot_and_the_others_go_on(mode):
         assert batch.env_ids.tolist() == [0, 2]
         assert batch.obs.tolist() == [[3], [3]]
         assert batch.failures == {}
+
+
+@pytest.mark.parametrize("mode", MODES, ids=mode_name)
+def test_steps_are_counted_from_the_start_of_the_running_episode(mode):
+    env_0 = Faulty(3, at=5, fault="nan")
+    with sync(mode, env_0, Faulty()) as env:
+        batch = env.poll()
+        while not batch.failures:
+            ready = np.flatnonzero(~(batch.terminated | batch.truncated))
+            if 0 not in ready and env.try_reset([0]) is not None:
+                ready = env.all_ids
+            env.send_actions(ready, np.zeros(len(ready), int))
+            batch = env.poll()
+    assert batch.failures[0].episode_step == 2
 
 
 def test_nonfinite_passes_when_allowed():
