@@ -6,8 +6,8 @@ import contextlib
 from time import perf_counter
 from typing import Any
 
+from rlsample.algorithms.build import build_evaluator
 from rlsample.algorithms.run_config import configure
-from rlsample.algorithms.trainer import build_evaluator
 from rlsample.errors import ConfigError
 
 __all__ = ["bench_sampling"]

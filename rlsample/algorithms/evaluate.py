@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from rlsample.algorithms.build import build_evaluator, child_seed
 from rlsample.algorithms.run_config import RunConfig, env_name
 from rlsample.algorithms.run_folder import find_run, load_state, read_config
-from rlsample.algorithms.trainer import build_evaluator, child_seed
 from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.tree import concat, gather

@@ -7,29 +7,28 @@ with Trainer(TrainSettings(algo="ppo", env="CartPole-v1", stop_return=475)) as t
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 
-from rlsample.algorithms.presets import find_algorithm
+from rlsample.algorithms.build import build_evaluator, child_seed
 from rlsample.algorithms.run_config import RunConfig, configure, env_name
 from rlsample.algorithms.run_folder import RunFolder, find_run, load_state, read_config
 from rlsample.algorithms.train_result import TrainResult, time_shares
 from rlsample.algorithms.train_settings import TrainSettings
+from rlsample.algorithms.video import check_video, film
 from rlsample.errors import ConfigError
-from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
+from rlsample.evaluation import EvaluatorSet
 from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.metrics import MetricsWindow
 from rlsample.optimizers import SyncSamplesOptimizer
 from rlsample.policy import TorchPolicy
 
-__all__ = ["Trainer", "build_evaluator", "child_seed", "train"]
+__all__ = ["Trainer", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +88,8 @@ class Trainer:
         self.window = MetricsWindow(WINDOW)
         self._callbacks, self._stop_requested = callbacks, False
         self._last_checkpoint: Path | None = None
+        if config.output.video:
+            check_video(config.train.env)
         with contextlib.ExitStack() as stack:
             if config.train.torch_threads:
                 stack.callback(torch.set_num_threads, torch.get_num_threads())
@@ -112,7 +113,7 @@ class Trainer:
         return int(self.optimizer.num_steps_sampled)
 
     def run(self, on_result: Callable[[dict[str, Any]], None] | None = None) -> TrainResult:
-        """Iterates until a goal is met or a stop is asked for; then saves, draws the curve and sums up.
+        """Iterates until a goal is met or a stop is asked for; then saves, draws the curve, films and sums up.
 
         Args:
             on_result: is given each iteration's result, as :meth:`step` returns it.
@@ -126,6 +127,8 @@ class Trainer:
         if self.folder.path is not None:
             self.save()
             self.folder.draw()
+            if self.config.output.video and reason != "request":
+                film(self.folder.path)
         return self.summary(reason)
 
     def step(self) -> dict[str, Any]:
@@ -139,13 +142,13 @@ class Trainer:
         seconds = perf_counter() - started
         self.window.add(self.evaluator.get_metrics())
         self.iteration += 1
-        self.seconds += seconds
-        result = self._result(stats, seconds)
+        result = self._result(stats, seconds, self.seconds + seconds)
         if self._callbacks is not None:
             self._callbacks.on_train_result(self, result)
         self.folder.write(result)
         if self._checkpoint_due():
             self.save()
+        self.seconds += perf_counter() - started
         return result
 
     def request_stop(self) -> None:
@@ -203,15 +206,15 @@ class Trainer:
         self.iteration, self.seconds = state["iteration"], state["seconds"]
         self.episodes, self.return_mean = state["episodes"], state["return_mean"]
 
-    def _result(self, stats: Mapping[str, float], seconds: float) -> dict[str, Any]:
+    def _result(self, stats: Mapping[str, float], seconds: float, elapsed: float) -> dict[str, Any]:
         rollout = {tag: None if value != value else value for tag, value in self.window.summary().items()}
         self.episodes, self.return_mean = int(rollout["rollout/episodes"] or 0), rollout["rollout/ep_rew_mean"]
         timers = self.evaluator.get_timers()
         result: dict[str, Any] = {
             "time/iterations": self.iteration,
             "time/total_timesteps": self.env_steps,
-            "time/time_elapsed": self.seconds,
-            "time/fps": self.env_steps / max(self.seconds, 1e-9),
+            "time/time_elapsed": elapsed,
+            "time/fps": self.env_steps / max(elapsed, 1e-9),
         }
         result.update(rollout)
         result.update({f"train/{name}": value for name, value in stats.items()})
@@ -266,25 +269,6 @@ def train(
     """
     with Trainer(configure(options, **more), callbacks=callbacks, overwrite=overwrite) as trainer:
         return trainer.run()
-
-
-def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
-    """The local evaluator of a config; ``changes`` go to its constructor in place of what the config says."""
-    algorithm = find_algorithm(config.train.algo)
-    arguments: dict[str, Any] = {
-        "num_envs": config.train.num_envs,
-        "seed": config.train.seed,
-        **vars(config.sampler),
-        **vars(config.envs),
-        **changes,
-    }
-    make_policy = functools.partial(algorithm.make_policy, settings=config.policy)
-    return CommonPolicyEvaluator(config.train.env, make_policy, **arguments)
-
-
-def child_seed(seed: int, use: str) -> int:
-    """A seed for one use of a run's seed, unrelated to the seeds of other uses, slots and policies."""
-    return int(np.random.SeedSequence(seed, spawn_key=tuple(use.encode())).generate_state(1)[0])
 
 
 def _complete(settings: TrainSettings | RunConfig) -> RunConfig:

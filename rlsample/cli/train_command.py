@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -38,14 +39,9 @@ def train(ctx: click.Context, config_file: str | None, resume: str | None, overw
     if resume is not None:
         trainer = _resume(resume, options, config_file, overwrite)
     else:
-        config = configure(read_options(config_file) if config_file else {}, **options)
-        if config.output.out is None:
-            config = configure(read_options(config_file) if config_file else {}, **options, out=_new_folder(config))
-        trainer = Trainer(config, overwrite=overwrite)
+        trainer = Trainer(_configure(config_file, options), overwrite=overwrite)
     with trainer:
         result, signal_number = _run(trainer)
-        if trainer.config.output.video and not signal_number:
-            _film(trainer)
     _report(result, trainer.folder.path, as_json)
     if signal_number:
         sys.exit(128 + signal_number)
@@ -57,6 +53,16 @@ def _resume(path: str, options: dict[str, Any], config_file: str | None, overwri
     if clash:
         raise ConfigError(f"--resume goes on in its own folder with its own config; leave out {', '.join(clash)}")
     return Trainer.resume(path, **options)
+
+
+def _configure(config_file: str | None, options: dict[str, Any]) -> RunConfig:
+    """The config, with a new folder under ``runs`` if none was named."""
+    from_file = read_options(config_file) if config_file else {}
+    named = {**from_file, **from_file.get("output", {}), **options}.get("out")
+    if named is not None:
+        return configure(from_file, **options)
+    config = configure(from_file, **{**options, "out": "runs"})
+    return dataclasses.replace(config, output=dataclasses.replace(config.output, out=_new_folder(config)))
 
 
 def _new_folder(config: RunConfig) -> str:
@@ -83,13 +89,6 @@ def _run(trainer: Trainer) -> tuple[TrainResult, int]:
     finally:
         view.close()
     return result, received[0] if received else 0
-
-
-def _film(trainer: Trainer) -> None:
-    from rlsample.algorithms.video import film
-
-    assert trainer.folder.path is not None
-    click.echo(f"video: {film(trainer.folder.path)}", err=True)
 
 
 def _report(result: TrainResult, folder: Path | None, as_json: bool) -> None:
