@@ -9,6 +9,9 @@ RlsampleError
 │   ├── EnvFailedError              a sub-env raised or returned nonsense: names slot, step and value
 │   └── EnvClosedError              the env was closed, possibly while this call was waiting
 ├── SamplerError                    a sampling thread ended or failed; the cause is chained
+├── WorkerDiedError                 an engine's worker ended without an answer; names index, exit code or signal
+├── LearnerError                    a learner or loader thread failed; the cause is chained
+├── ServingError                    a served episode was used out of order, or serving has ended
 └── CheckpointError                 a checkpoint is damaged or does not fit; names the last good one
 """
 
@@ -24,10 +27,13 @@ __all__ = [
     "EnvError",
     "EnvFailedError",
     "EnvProtocolError",
+    "LearnerError",
     "MissingExtraError",
     "RlsampleError",
     "SamplerError",
+    "ServingError",
     "SpaceError",
+    "WorkerDiedError",
     "unknown_name",
 ]
 
@@ -83,6 +89,18 @@ class EnvClosedError(EnvError):
 
 class SamplerError(RlsampleError):
     """A background sampler ended or failed; the original error is the ``__cause__``."""
+
+
+class WorkerDiedError(RlsampleError):
+    """An engine's worker ended before it answered."""
+
+
+class LearnerError(RlsampleError):
+    """A learner, loader or sampling thread of an optimizer failed; the original error is the ``__cause__``."""
+
+
+class ServingError(RlsampleError):
+    """A served episode was used out of order, or the serving thread has ended (its error is the ``__cause__``)."""
 
 
 class CheckpointError(RlsampleError):
