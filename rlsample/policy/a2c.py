@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
-from rlsample.policy.actor_critic import add_advantages, backpropagate
-from rlsample.policy.losses import explained_variance, policy_gradient, value_loss
-from rlsample.policy.torch_policy import TorchPolicy, to_numpy
+from rlsample.policy.advantages import add_advantages
+from rlsample.policy.losses import explained_variance, mean, policy_gradient, value_loss
+from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
@@ -54,10 +55,11 @@ class A2CPolicy(TorchPolicy):
     def backward(self, batch: SampleBatch) -> dict[str, float]:
         s = self.settings
         inputs, values = self.forward(batch)
-        logp = self.distribution.logp_torch(inputs, self.column(batch, "actions"))
-        policy_loss, d_logp = policy_gradient(to_numpy(logp), batch["advantages"])
-        mse, d_values = value_loss(to_numpy(values), batch["value_targets"])
-        entropy_loss = backpropagate(self, inputs, s.ent_coef, [(logp, d_logp, 1.0), (values, d_values, s.vf_coef)])
+        score = self.distribution.score(inputs, batch["actions"])
+        policy_loss, d_logp = policy_gradient(score.logp, batch["advantages"])
+        mse, d_values = value_loss(values, batch["value_targets"])
+        self.model_pass.backward(score.gradient(d_logp, -s.ent_coef / batch.count), d_values * np.float32(s.vf_coef))
+        entropy_loss = -mean(score.entropy)
         return {
             "policy_gradient_loss": policy_loss,
             "value_loss": mse,

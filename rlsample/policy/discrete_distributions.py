@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from rlsample.errors import SpaceError
-from rlsample.policy.distributions import MASKED_LOGIT, ActionDistribution
+from rlsample.policy.distributions import MASKED_LOGIT, ActionDistribution, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,6 +18,37 @@ __all__ = ["Bernoulli", "Categorical", "MultiCategorical"]
 
 SCALAR_MAX_CHOICES = 16
 """Up to here one row is quicker in plain Python floats than in calls on arrays of length 1."""
+
+
+BERNOULLI_LIMIT = 80.0
+"""Logits beyond change neither probability nor entropy in float32, but would overflow on the way."""
+
+
+class _Softmax:
+    """The score of independent categoricals with logits [K, parts, n] and chosen indices int [K, parts]."""
+
+    def __init__(self, logits: np.ndarray, chosen: np.ndarray, ones: np.ndarray) -> None:
+        z = logits - np.maximum.reduce(logits, axis=2, keepdims=True)
+        np.maximum(z, np.float32(MASKED_LOGIT), out=z)
+        exp = np.exp(z)
+        total = exp.dot(ones)
+        exp *= (1 / total)[..., None]
+        log_total = np.log(total)
+        num_rows, parts = chosen.shape
+        self._at = (np.arange(num_rows)[:, None], np.arange(parts), chosen)
+        self._p, self._z, self._log_total = exp, z, log_total
+        self._entropies = log_total - np.multiply(exp, z).dot(ones)
+        logp = z[self._at] - log_total
+        self.logp = logp[:, 0] if parts == 1 else logp.sum(1)
+        self.entropy = self._entropies[:, 0] if parts == 1 else self._entropies.sum(1)
+
+    def gradient(self, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+        """With respect to the logits, [K, parts, n]."""
+        d = self._p * -d_logp[:, None, None]
+        d[self._at] += d_logp[:, None]
+        if d_entropy:
+            d -= np.float32(d_entropy) * self._p * (self._z + (self._entropies - self._log_total)[..., None])
+        return d
 
 
 class Categorical(ActionDistribution):
@@ -43,10 +74,10 @@ class Categorical(ActionDistribution):
     def mode(self, inputs: np.ndarray) -> np.ndarray:
         return self._actions(inputs.argmax(1))
 
-    def logp(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        z = inputs - np.maximum.reduce(inputs, axis=1, keepdims=True)
-        total = np.log(np.exp(z).dot(self._ones))
-        return z[np.arange(len(z)), actions - self._start] - total
+    def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
+        chosen = actions - self._start if self._start else actions
+        softmax = _Softmax(inputs[:, None], chosen[:, None], self._ones)
+        return Score(softmax.logp, softmax.entropy, lambda *d: softmax.gradient(*d)[:, 0])
 
     def act(self, inputs: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         num_rows = len(inputs)
@@ -99,6 +130,8 @@ class MultiCategorical(ActionDistribution):
         begin = np.cumsum(sizes) - sizes
         self._table = np.where(place < sizes[:, None], begin[:, None] + place, sizes.sum()).reshape(-1)
         self._padded = bool((sizes != self._widest).any())
+        self._real = np.flatnonzero(self._table < sizes.sum())
+        self._ones = np.ones(self._widest, np.float32)
         self.num_outputs = int(sizes.sum())
         self.noise_kinds = (("gumbel", self.num_outputs),)
         self.mask_sizes = tuple(sizes.tolist())
@@ -120,12 +153,14 @@ class MultiCategorical(ActionDistribution):
     def mode(self, inputs: np.ndarray) -> np.ndarray:
         return self._actions(self._logits(inputs).argmax(2))
 
-    def logp(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        index = actions.reshape(len(actions), self._parts) - self._start
-        z = self._logits(inputs)
-        z = z - z.max(2, keepdims=True)
-        chosen = np.take_along_axis(z, index[..., None].astype(np.int64), 2)[..., 0]
-        return (chosen - np.log(np.exp(z).sum(2))).sum(1)
+    def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
+        chosen = actions.reshape(len(actions), self._parts) - self._start
+        softmax = _Softmax(self._logits(inputs), chosen.astype(np.int64, copy=False), self._ones)
+
+        def gradient(d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+            return softmax.gradient(d_logp, d_entropy).reshape(len(inputs), -1)[:, self._real]
+
+        return Score(softmax.logp, softmax.entropy, gradient)
 
     def _logp_all(self, inputs: Tensor) -> Tensor:
         """Log-probabilities [K, parts, widest]."""
@@ -171,9 +206,17 @@ class Bernoulli(ActionDistribution):
     def mode(self, inputs: np.ndarray) -> np.ndarray:
         return self._actions(inputs > 0)
 
-    def logp(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        sign = actions.reshape(len(actions), self._size).astype(np.float32) * -2 + 1
-        return -np.logaddexp(np.float32(0), sign * inputs).sum(1)
+    def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
+        bits = actions.reshape(len(actions), self._size).astype(np.float32)
+        logp = -np.logaddexp(np.float32(0), (1 - 2 * bits) * inputs).sum(1)
+        x = np.clip(inputs, np.float32(-BERNOULLI_LIMIT), np.float32(BERNOULLI_LIMIT))
+        p = 1 / (1 + np.exp(-x))
+        entropy = (np.logaddexp(np.float32(0), x) - x * p).sum(1)
+
+        def gradient(d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+            return (bits - p) * d_logp[:, None] - np.float32(d_entropy) * (x * p * (1 - p))
+
+        return Score(logp, entropy, gradient)
 
     def logp_torch(self, inputs: Tensor, actions: Tensor) -> Tensor:
         from torch.nn.functional import softplus
@@ -184,7 +227,7 @@ class Bernoulli(ActionDistribution):
     def entropy_torch(self, inputs: Tensor) -> Tensor:
         from torch.nn.functional import softplus
 
-        inputs = inputs.clamp(-100, 100)  # beyond, the entropy is below 1e-40, and inf * 0 would be NaN
+        inputs = inputs.clamp(-BERNOULLI_LIMIT, BERNOULLI_LIMIT)
         return (softplus(inputs) - inputs * inputs.sigmoid()).sum(1)
 
     def kl_torch(self, inputs: Tensor, other: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ product: those of its members one after another), true or non-zero where the cho
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
@@ -38,10 +39,27 @@ from rlsample.tree import Tree
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["MASKED_LOGIT", "ActionDistribution", "ProductDistribution", "make_distribution"]
+A = TypeVar("A", np.ndarray, "Tensor")
+
+__all__ = ["MASKED_LOGIT", "ActionDistribution", "ProductDistribution", "Score", "make_distribution"]
 
 MASKED_LOGIT = -1e30
 """Logit of a forbidden choice: its probability is 0 in float32, and no sum or product with it gives NaN."""
+
+
+class Score(NamedTuple):
+    """What learning needs of K inputs and actions.
+
+    Attributes:
+        logp: float32[K], log-probability (log-density for a Box) of the actions.
+        entropy: float32[K], in nats. Of a Box: the differential entropy.
+        gradient: ``(d_logp [K], d_entropy) -> d_inputs``: the gradient of ``sum(d_logp * logp) + d_entropy *
+            sum(entropy)`` with respect to the inputs, a fresh float32 [K, num_inputs].
+    """
+
+    logp: np.ndarray
+    entropy: np.ndarray
+    gradient: Callable[[np.ndarray, float], np.ndarray]
 
 
 class ActionDistribution(ABC):
@@ -82,8 +100,12 @@ class ActionDistribution(ABC):
         """The most likely actions (the first of equals), in the space's dtype and shape."""
 
     @abstractmethod
+    def score(self, inputs: np.ndarray, actions: Tree) -> Score:
+        """Log-probabilities and entropies of K rows with their gradients, for learning without autograd."""
+
     def logp(self, inputs: np.ndarray, actions: Tree) -> np.ndarray:
         """Log-probability, or log-density for a Box, of K actions: float32[K]."""
+        return self.score(inputs, actions).logp
 
     def act(self, inputs: np.ndarray, noise: np.ndarray | None) -> tuple[Tree, np.ndarray]:
         """``(actions, logp)`` of a draw, or of the mode without noise. Subclasses share work between the two."""
@@ -190,20 +212,25 @@ class ProductDistribution(ActionDistribution):
     def mode(self, inputs: np.ndarray) -> Tree:
         return self._join([m.mode(x) for m, x in zip(self.members, self._parts(inputs), strict=True)])
 
-    def logp(self, inputs: np.ndarray, actions: Tree) -> np.ndarray:
-        parts = zip(self.members, self._parts(inputs), self._keys, strict=True)
-        total = np.zeros(len(inputs), np.float32)
-        for m, x, key in parts:
-            total += m.logp(x, actions[key])
-        return total
+    def score(self, inputs: np.ndarray, actions: Tree) -> Score:
+        members = zip(self.members, self._parts(inputs), self._keys, strict=True)
+        scores = [m.score(x, actions[key]) for m, x, key in members]
+
+        def gradient(d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+            d_inputs = np.empty_like(inputs)
+            for score, (outputs, free) in zip(scores, self._spans, strict=True):
+                part = score.gradient(d_logp, d_entropy)
+                width = outputs.stop - outputs.start
+                d_inputs[:, outputs] = part[:, :width]
+                d_inputs[:, free] = part[:, width:]
+            return d_inputs
+
+        return Score(_total([s.logp for s in scores]), _total([s.entropy for s in scores]), gradient)
 
     def act(self, inputs: np.ndarray, noise: np.ndarray | None) -> tuple[Tree, np.ndarray]:
         parts = zip(self.members, self._parts(inputs), self._noise_spans, strict=True)
         answers = [m.act(x, None if noise is None else noise[:, span]) for m, x, span in parts]
-        total = answers[0][1].copy()
-        for _, logp in answers[1:]:
-            total += logp
-        return self._join([actions for actions, _ in answers]), total
+        return self._join([actions for actions, _ in answers]), _total([logp for _, logp in answers])
 
     def logp_torch(self, inputs: Tensor, actions: Tree) -> Tensor:
         parts = zip(self.members, self._parts_torch(inputs), self._keys, strict=True)
@@ -217,7 +244,7 @@ class ProductDistribution(ActionDistribution):
         return _total([m.kl_torch(x, y) for m, x, y in pairs])
 
 
-def _total(parts: list[Tensor]) -> Tensor:
+def _total(parts: list[A]) -> A:
     total = parts[0]
     for part in parts[1:]:
         total = total + part

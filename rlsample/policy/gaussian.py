@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 from rlsample.errors import SpaceError
-from rlsample.policy.distributions import ActionDistribution
+from rlsample.policy.distributions import ActionDistribution, Score
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +53,20 @@ class DiagonalGaussian(ActionDistribution):
     def mode(self, inputs: np.ndarray) -> np.ndarray:
         return self._actions(inputs[:, : self._size].copy())
 
-    def logp(self, inputs: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
         d = self._size
-        z = (actions.reshape(len(actions), d) - inputs[:, :d]) * np.exp(-inputs[:, d:])
-        return self._density(z, inputs)
+        inverse = np.exp(-inputs[:, d:])
+        z = (actions.reshape(len(actions), d) - inputs[:, :d]).astype(np.float32, copy=False) * inverse
+        entropy = inputs[:, d:].sum(1) + np.float32(d * (0.5 + HALF_LOG_2PI))
+
+        def gradient(d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
+            d_inputs = np.empty_like(inputs)
+            np.multiply(z * inverse, d_logp[:, None], out=d_inputs[:, :d])
+            np.multiply(z * z - 1, d_logp[:, None], out=d_inputs[:, d:])
+            d_inputs[:, d:] += d_entropy
+            return d_inputs
+
+        return Score(self._density(z, inputs), entropy, gradient)
 
     def _density(self, z: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         d = self._size

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["Surrogate", "clipped_surrogate", "explained_variance", "policy_gradient", "value_loss"]
+__all__ = ["Surrogate", "clipped_surrogate", "explained_variance", "mean", "policy_gradient", "value_loss"]
 
 
 class Surrogate(NamedTuple):
@@ -40,8 +40,7 @@ def clipped_surrogate(logp: np.ndarray, old_logp: np.ndarray, advantages: np.nda
     d_logp = np.where(gain <= clipped, gain, np.float32(0)) * np.float32(-1 / num)
     ratio -= 1
     outside = int(np.count_nonzero(np.abs(ratio) > clip))
-    loss = -_sum(np.minimum(gain, clipped)) / num
-    return Surrogate(loss, d_logp, _sum(ratio - log_ratio) / num, outside / num)
+    return Surrogate(-mean(np.minimum(gain, clipped)), d_logp, mean(ratio - log_ratio), outside / num)
 
 
 def policy_gradient(logp: np.ndarray, advantages: np.ndarray) -> tuple[float, np.ndarray]:
@@ -71,10 +70,11 @@ def explained_variance(values: np.ndarray, targets: np.ndarray) -> float:
     return 1.0 - _variance(targets - values) / spread if spread > 0 else 0.0
 
 
+def mean(x: np.ndarray) -> float:
+    """The mean of float32[N]; quicker than ``x.mean()`` on short arrays."""
+    return float(np.add.reduce(x)) / len(x)
+
+
 def _variance(x: np.ndarray) -> float:
-    x = x - np.float32(_sum(x) / len(x))
+    x = x - np.float32(mean(x))
     return float(x.dot(x)) / len(x)
-
-
-def _sum(x: np.ndarray) -> float:
-    return float(np.add.reduce(x))

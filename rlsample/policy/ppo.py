@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from rlsample.errors import ConfigError
-from rlsample.policy.actor_critic import add_advantages, backpropagate
-from rlsample.policy.losses import clipped_surrogate, explained_variance, value_loss
-from rlsample.policy.torch_policy import TorchPolicy, to_numpy
+from rlsample.policy.advantages import add_advantages
+from rlsample.policy.losses import clipped_surrogate, explained_variance, mean, value_loss
+from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
@@ -64,13 +65,14 @@ class PPOPolicy(TorchPolicy):
     def backward(self, batch: SampleBatch) -> dict[str, float]:
         s = self.settings
         inputs, values = self.forward(batch)
-        logp = self.distribution.logp_torch(inputs, self.column(batch, "actions"))
+        score = self.distribution.score(inputs, batch["actions"])
         clip = s.clip_range * self.remaining(s.clip_range_schedule)
-        surrogate = clipped_surrogate(to_numpy(logp), batch["action_logp"], batch["advantages"], clip)
+        surrogate = clipped_surrogate(score.logp, batch["action_logp"], batch["advantages"], clip)
         old_values, targets = batch["values"], batch["value_targets"]
-        mse, d_values = value_loss(to_numpy(values), targets, old_values, s.vf_clip)
-        terms = [(logp, surrogate.d_logp, 1.0), (values, d_values, s.vf_coef)]
-        entropy_loss = backpropagate(self, inputs, s.ent_coef, terms)
+        mse, d_values = value_loss(values, targets, old_values, s.vf_clip)
+        d_inputs = score.gradient(surrogate.d_logp, -s.ent_coef / batch.count)
+        self.model_pass.backward(d_inputs, d_values * np.float32(s.vf_coef))
+        entropy_loss = -mean(score.entropy)
         return {
             "policy_gradient_loss": surrogate.loss,
             "value_loss": mse,

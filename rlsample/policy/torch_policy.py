@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlsample.errors import ConfigError, SpaceError, unknown_name
+from rlsample.errors import ConfigError, SpaceError
 from rlsample.policy.distributions import make_distribution
 from rlsample.policy.flat_parameters import FlatParameters
-from rlsample.policy.models import ActorCritic, make_model
+from rlsample.policy.model_passes import ChainPass, ModelPass, TorchPass
+from rlsample.policy.models import ActorCritic, Chains, make_model
 from rlsample.policy.noise import NoiseStream
 from rlsample.policy.numpy_inference import NumpyInference
 from rlsample.policy.obs_encoding import Encoded, ObsEncoder
@@ -26,7 +27,7 @@ from rlsample.sample_batch import SampleBatch
 from rlsample.torch_view import as_tensor
 from rlsample.tree import Tree, map_tree, num_rows
 
-__all__ = ["TorchPolicy", "to_numpy"]
+__all__ = ["TorchPolicy"]
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,8 @@ PARITY_TOLERANCE = 1e-5
 class TorchPolicy(Policy):
     """An actor-critic model in torch behind the :class:`~rlsample.policy.Policy` contract.
 
-    A subclass implements :meth:`loss`, or :meth:`backward` where it has the gradients in closed form.
+    A subclass implements :meth:`loss` (on :meth:`forward_torch`), or :meth:`backward` (on :meth:`forward` and
+    ``model_pass``) where it has the gradients in closed form.
 
     Threads: one thread may act while another learns, sets weights or asks for values. Whatever reads all weights for a
     forward pass, and whatever writes them, holds one lock, so that no action comes from half-updated weights. Two
@@ -49,6 +51,7 @@ class TorchPolicy(Policy):
     Attributes:
         model: the torch module. Its parameters are views of one flat tensor: change them in place only, and by
             :meth:`set_weights` if this policy shall notice.
+        model_pass: forward and backward on batches, by numpy for small nets on the CPU, else by autograd.
         inference: "numpy" or "torch": what :meth:`act` uses.
 
     Raises:
@@ -81,8 +84,12 @@ class TorchPolicy(Policy):
         self._noise = NoiseStream(self.distribution.noise_kinds, noise_seed)
         self._env_steps = 0
         self._lock = threading.Lock()
-        self._numpy = self._make_numpy_inference(model_seed)
+        chains = self._chains()
+        self._numpy = None if chains is None else self._make_numpy_inference(chains, model_seed)
         self._numpy_version = 0
+        self.model_pass: ModelPass = TorchPass(self.model, self.device)
+        if chains is not None and self._numpy is not None and self._on_cpu:
+            self.model_pass = ChainPass(chains, self.model.log_std)
 
     @property
     def inference(self) -> str:
@@ -92,12 +99,20 @@ class TorchPolicy(Policy):
         """The model, on the CPU. Override it to bring your own: ``model(encoded) -> (inputs, values)``."""
         return make_model(self._encoder, self.distribution, self.settings.model, seed)
 
+    def _chains(self) -> Chains | None:
+        """The model's layers, if numpy may and can run them."""
+        wanted = self.settings.inference
+        chains = self.model.chains() if wanted != "torch" and hasattr(self.model, "chains") else None
+        if chains is None and wanted == "numpy":
+            raise ConfigError("inference='numpy' runs Linear, tanh and relu layers only; use 'torch' or 'auto'")
+        return chains
+
     # Acting
 
     def act(self, obs: Tree, explore: bool = True) -> ActOutput:
         engine = self._numpy
         if engine is None:
-            inputs, values = self._forward_torch(obs)
+            inputs, values = self._act_torch(obs)
         else:
             with self._lock:
                 if self._numpy_version != self.version:
@@ -122,7 +137,7 @@ class TorchPolicy(Policy):
                 self._refresh(engine)
             return engine.values(self._encoder.encode(obs).flat)
 
-    def _forward_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
+    def _act_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
         with self._lock, torch.inference_mode():
             inputs, values = self.model(self._tensors(obs))
             return inputs.cpu().numpy(), values.cpu().numpy()
@@ -135,26 +150,19 @@ class TorchPolicy(Policy):
         engine.refresh()
         self._numpy_version = self.version
 
-    def _make_numpy_inference(self, seed: np.random.SeedSequence) -> NumpyInference | None:
-        wanted = self.settings.inference
-        if wanted not in ("auto", "numpy", "torch"):
-            raise unknown_name("inference", wanted, ("auto", "numpy", "torch"))
-        chains = self.model.chains() if wanted != "torch" and hasattr(self.model, "chains") else None
-        if chains is None:
-            if wanted == "numpy":
-                raise ConfigError("inference='numpy' runs Linear, tanh and relu layers only; use 'torch' or 'auto'")
-            return None
+    def _make_numpy_inference(self, chains: Chains, seed: np.random.SeedSequence) -> NumpyInference | None:
+        """None if its answers differ from the model's, and only "auto" was asked for."""
         engine = NumpyInference(chains, self.model.log_std)
         plan = engine.plan(16)
         plan.flat[...] = np.random.default_rng(seed).normal(size=plan.flat.shape)
         got = engine.run(plan)
         with torch.inference_mode():
-            expected = self.model(Encoded(torch.from_numpy(plan.flat.copy()).to(self.device)))
+            expected = self.model(Encoded(self.to_device(plan.flat.copy())))
         error = max(float(np.abs(g - e.cpu().numpy()).max()) for g, e in zip(got, expected, strict=True))
         if error <= PARITY_TOLERANCE:
             return engine
         message = f"numpy inference is off by {error:.1e} from torch (allowed: {PARITY_TOLERANCE:.0e})"
-        if wanted == "numpy":
+        if self.settings.inference == "numpy":
             raise ConfigError(f"{message}; use inference='torch'")
         log.warning("%s; using torch", message)
         return None
@@ -172,8 +180,16 @@ class TorchPolicy(Policy):
         numbers = torch.stack([stat.detach() for stat in stats.values()]).tolist()
         return dict(zip(stats, numbers, strict=True))
 
-    def forward(self, batch: SampleBatch) -> tuple[Tensor, Tensor]:
-        """The model on a batch's observations, with a graph: distribution inputs (masked) and values."""
+    def forward(self, batch: SampleBatch) -> tuple[np.ndarray, np.ndarray]:
+        """Distribution inputs (masked) [N, num_inputs] and values [N]; ``model_pass.backward`` may follow."""
+        obs = batch["obs"]
+        inputs, values = self.model_pass.forward(self._encoder.encode(obs))
+        if self._encoder.has_mask:
+            inputs = self.distribution.apply_mask(inputs, self._encoder.mask(obs))
+        return inputs, values
+
+    def forward_torch(self, batch: SampleBatch) -> tuple[Tensor, Tensor]:
+        """:meth:`forward` as tensors with a graph, for a :meth:`loss`."""
         obs = batch["obs"]
         inputs, values = self.model(self._tensors(obs))
         if self._encoder.has_mask:
@@ -279,8 +295,3 @@ class TorchPolicy(Policy):
         with self._lock:
             self.version = int(state["version"])
             self._numpy_version = -1
-
-
-def to_numpy(tensor: Tensor) -> np.ndarray:
-    """A tensor's values; shares memory with a tensor on the CPU."""
-    return tensor.detach().cpu().numpy()

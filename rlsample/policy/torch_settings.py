@@ -35,7 +35,7 @@ class TorchSettings:
     optimizer: str = option("adam", "'adam' or 'rmsprop'.")
     optimizer_eps: float = option(1e-5, "Epsilon of the optimizer.")
     model: ModelSettings = option(ModelSettings(), "The nets: a mapping of the model options.")  # noqa: RUF009
-    inference: str = option("auto", "Acting by 'numpy' (Linear and activation layers only), 'torch', or 'auto'.")
+    inference: str = option("auto", "Nets run in 'numpy' (Linear and activation layers only), 'torch', or 'auto'.")
     device: str = option("cpu", "Torch device of the model: 'cpu', 'cuda', 'cuda:1'.")
 
     def __post_init__(self) -> None:
@@ -43,6 +43,8 @@ class TorchSettings:
             object.__setattr__(self, "model", from_options(ModelSettings, self.model))
         if self.optimizer not in ("adam", "rmsprop"):
             raise unknown_name("optimizer", self.optimizer, ("adam", "rmsprop"))
+        if self.inference not in ("auto", "numpy", "torch"):
+            raise unknown_name("inference", self.inference, ("auto", "numpy", "torch"))
         if not self.learning_rate >= 0:
             raise ConfigError(f"learning_rate {self.learning_rate}: must not be negative")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:

@@ -116,6 +116,29 @@ def test_logp_and_entropy_equal_torch_distributions(name):
     np.testing.assert_allclose(dist.entropy_torch(torch.from_numpy(inputs)).numpy(), entropy, atol=1e-5)
 
 
+@pytest.mark.parametrize("d_entropy", [0.0, -0.7])
+@pytest.mark.parametrize("name", SPACES)
+def test_scores_and_their_gradients_equal_torch(name, d_entropy):
+    space = SPACES[name]
+    dist = make_distribution(space)
+    inputs = random_inputs(dist)
+    actions = dist.sample(inputs, NoiseStream(dist.noise_kinds, 0).take(K))
+    before = inputs.copy()
+    score = dist.score(inputs, actions)
+    logp, entropy = reference(space, inputs, actions)
+    np.testing.assert_allclose(score.logp, logp, atol=1e-5)
+    np.testing.assert_allclose(score.entropy, entropy, atol=1e-5)
+    weights = np.random.default_rng(3).normal(size=K).astype(np.float32)
+    x = torch.from_numpy(inputs).requires_grad_()
+    of_logp = dist.logp_torch(x, map_tree(torch.from_numpy, actions)) * torch.from_numpy(weights)
+    (of_logp.sum() + d_entropy * dist.entropy_torch(x).sum()).backward()
+    gradient = score.gradient(weights, d_entropy)
+    np.testing.assert_allclose(gradient, x.grad.numpy(), rtol=1e-4, atol=1e-5)
+    for array in (score.logp, score.entropy, gradient):
+        assert array.dtype == np.float32
+    np.testing.assert_array_equal(inputs, before)
+
+
 @pytest.mark.parametrize("rows", [1, 2, K])
 @pytest.mark.parametrize("name", SPACES)
 def test_act_is_sample_and_logp_in_one_and_without_noise_the_mode(name, rows):
@@ -232,13 +255,31 @@ def test_minus_infinity_is_never_drawn_and_gives_no_nan(space):
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.parametrize("low", [-np.inf, MASKED_LOGIT, -1e4])
+@pytest.mark.parametrize("space", [Discrete(3), MultiDiscrete([3, 2])])
+def test_scores_of_rows_with_impossible_choices_are_finite(space, low):
+    dist = make_distribution(space)
+    inputs = np.zeros((2, dist.num_inputs), np.float32)
+    inputs[:, 1] = low
+    score = dist.score(inputs, dist.mode(inputs))
+    gradient = score.gradient(np.ones(2, np.float32), -0.5)
+    others = np.log(2) + (dist.num_inputs - 3) / 2 * np.log(2)
+    np.testing.assert_allclose(score.entropy, np.full(2, others), atol=1e-5)
+    np.testing.assert_allclose(gradient[0, :3], [0.5, 0, -0.5], atol=1e-6)
+
+
 def test_extreme_bernoulli_logits_give_no_nan():
     dist = make_distribution(MultiBinary(2))
     inputs = np.array([[1e4, -1e4]], np.float32)
     actions, logp = dist.act(inputs, NoiseStream(dist.noise_kinds, 0).take(1))
     np.testing.assert_array_equal(actions, [[1, 0]])
     np.testing.assert_array_equal(logp, [0])
-    assert abs(dist.entropy_torch(torch.from_numpy(inputs)).item()) < 1e-30
+    score = dist.score(inputs, actions)
+    for entropy in (dist.entropy_torch(torch.from_numpy(inputs)).item(), score.entropy[0]):
+        assert abs(entropy) < 1e-30
+    np.testing.assert_allclose(score.gradient(np.ones(1, np.float32), 1.0), [[0, 0]], atol=1e-30)
+    wrong = dist.score(inputs, np.array([[0, 1]], np.int8)).gradient(np.ones(1, np.float32), 1.0)
+    np.testing.assert_allclose(wrong, [[-1, 1]], atol=1e-30)
 
 
 def test_an_integer_box_gets_the_nearest_integers_its_dtype_holds():

@@ -6,6 +6,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from rlsample.errors import ConfigError
 from rlsample.policy import ModelSettings
 from rlsample.policy.distributions import make_distribution
+from rlsample.policy.flat_parameters import FlatParameters
+from rlsample.policy.model_passes import ChainPass, TorchPass
 from rlsample.policy.models import make_model
 from rlsample.policy.numpy_inference import NumpyInference
 from rlsample.policy.obs_encoding import Encoded, ObsEncoder
@@ -122,6 +124,35 @@ def test_the_numpy_forward_pass_equals_torch_at_every_width(activation, hidden, 
                 for parameter in model.parameters():
                     parameter += torch.from_numpy(rng.normal(size=parameter.shape).astype(np.float32)) * 0.3
             engine.refresh()
+
+
+@pytest.mark.parametrize("activation", ["tanh", "relu"])
+@pytest.mark.parametrize("hidden", [(), (8,), (6, 9)])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("actions", [Discrete(3), GAUSS])
+def test_the_numpy_backward_pass_equals_autograd(activation, hidden, shared, actions):
+    encoder, model = build(vector(), actions, hidden=hidden, activation=activation, shared=shared, log_std_init=0.3)
+    parameters = FlatParameters(model)
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        parameters.values += torch.from_numpy(rng.normal(size=len(parameters.values)).astype(np.float32)) * 0.2
+    by_hand, by_torch = ChainPass(model.chains(), model.log_std), TorchPass(model, torch.device("cpu"))
+    for rows in (7, 1, 30):
+        encoded = encoder.encode(rng.normal(size=(rows, 5)).astype(np.float32))
+        kept = encoded.flat.copy()
+        results = []
+        for way in (by_hand, by_torch):
+            inputs, values = way.forward(encoded)
+            assert inputs.dtype == values.dtype == np.float32
+            d_inputs = np.random.default_rng(rows).normal(size=inputs.shape).astype(np.float32)
+            d_values = np.random.default_rng(rows + 1).normal(size=rows).astype(np.float32)
+            parameters.grad.zero_()
+            way.backward(d_inputs, d_values)
+            results.append((inputs.copy(), values.copy(), parameters.grad.numpy().copy()))
+        for got, expected in zip(*results, strict=True):
+            np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+        assert rows < 30 or (results[0][2] != 0).mean() > 0.6
+        np.testing.assert_array_equal(encoded.flat, kept)
 
 
 def test_conv_models_have_no_chains():

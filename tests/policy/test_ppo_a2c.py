@@ -52,8 +52,9 @@ def autograd(policy, batch, loss):
 
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.1}, {"vf_clip": 0.3, "vf_coef": 0.7, "clip_range": 0.1}])
 @pytest.mark.parametrize("space", SPACES)
-def test_ppo_gradients_equal_autograd_on_the_plain_loss(space, options):
-    settings = PPOSettings(model=SMALL, **options)
+@pytest.mark.parametrize("inference", ["numpy", "torch"])
+def test_ppo_gradients_equal_autograd_on_the_plain_loss(inference, space, options):
+    settings = PPOSettings(model=SMALL, inference=inference, **options)
     policy = PPOPolicy(OBS, SPACES[space], settings, seed=1)
     batch = learning_batch(policy)
 
@@ -77,8 +78,9 @@ def test_ppo_gradients_equal_autograd_on_the_plain_loss(space, options):
 
 @pytest.mark.parametrize("options", [{}, {"ent_coef": 0.1, "vf_coef": 0.7}])
 @pytest.mark.parametrize("space", SPACES)
-def test_a2c_gradients_equal_autograd_on_the_plain_loss(space, options):
-    settings = A2CSettings(model=SMALL, **options)
+@pytest.mark.parametrize("inference", ["numpy", "torch"])
+def test_a2c_gradients_equal_autograd_on_the_plain_loss(inference, space, options):
+    settings = A2CSettings(model=SMALL, inference=inference, **options)
     policy = A2CPolicy(OBS, SPACES[space], settings, seed=1)
     batch = learning_batch(policy)
 

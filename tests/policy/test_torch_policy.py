@@ -10,7 +10,8 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 from rlsample.errors import ConfigError, SpaceError
-from rlsample.policy import A2CPolicy, A2CSettings, ModelSettings, PPOPolicy, PPOSettings
+from rlsample.policy import A2CPolicy, A2CSettings, ModelSettings, PPOPolicy, PPOSettings, TorchPolicy
+from rlsample.policy.model_passes import TorchPass
 from rlsample.policy.models import ActorCritic
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import leaves, num_rows
@@ -233,8 +234,9 @@ def test_versions_count_every_change_of_weights():
 
 @pytest.mark.parametrize("kind", [PPOPolicy, A2CPolicy])
 @pytest.mark.parametrize("action_space", [TWO, MIXED])
-def test_a_restored_policy_continues_bit_for_bit(kind, action_space):
-    options = {"lr_schedule": "linear", "schedule_steps": 1000}
+@pytest.mark.parametrize("inference", ["numpy", "torch"])
+def test_a_restored_policy_continues_bit_for_bit(kind, action_space, inference):
+    options = {"lr_schedule": "linear", "schedule_steps": 1000, "inference": inference}
     policy = make(kind, action_space=action_space, seed=1, **options)
     obs = observations(OBS, 20)
     for seed in range(3):
@@ -393,6 +395,32 @@ def test_torn_weights_are_never_acted_on(inference):
     assert len(seen) > 1
 
 
+class PlainLoss(PPOPolicy):
+    """Brings a loss and leaves the gradients to autograd."""
+
+    backward = TorchPolicy.backward
+
+    def loss(self, batch):
+        inputs, values = self.forward_torch(batch)
+        logp = self.distribution.logp_torch(inputs, self.column(batch, "actions"))
+        loss = -(logp * self.column(batch, "advantages")).mean()
+        mse = (values - self.column(batch, "value_targets")).square().mean()
+        return loss + 0.5 * mse, {"policy_gradient_loss": loss, "value_loss": mse}
+
+
+def test_a_subclass_may_bring_only_a_loss():
+    settings = PPOSettings(model=SMALL)
+    mine, a2c = PlainLoss(OBS, TWO, settings), make(A2CPolicy)
+    batch = learning_batch(a2c)
+    gradients, stats = mine.compute_gradients(batch)
+    expected, expected_stats = a2c.compute_gradients(batch)
+    for name, gradient in expected.items():
+        np.testing.assert_allclose(gradients[name], gradient, atol=1e-6)
+    assert stats == {name: pytest.approx(expected_stats[name], abs=1e-6) for name in stats}
+    with pytest.raises(NotImplementedError, match="TorchPolicy implements neither"):
+        TorchPolicy(OBS, TWO).compute_gradients(batch)
+
+
 class Odd(ActorCritic):
     """Claims to be plain layers, but is not."""
 
@@ -410,6 +438,7 @@ def test_a_model_that_numpy_does_not_reproduce_falls_back_to_torch(caplog):
     with caplog.at_level(logging.WARNING):
         policy = OddPolicy(OBS, TWO, PPOSettings(model=SMALL))
     assert policy.inference == "torch"
+    assert isinstance(policy.model_pass, TorchPass)
     assert "off by 1.0e-03" in caplog.text
     with pytest.raises(ConfigError, match="off by"):
         OddPolicy(OBS, TWO, PPOSettings(model=SMALL, inference="numpy"))
