@@ -88,7 +88,7 @@ class Engine(ABC):
         """Waits until ``num_ready`` futures are done (also by failure) or the time is up.
 
         Returns:
-            ``(done, pending)``: all that are done, in the order in which they finished where that is known, and the rest.
+            ``(done, pending)``: all that are done, in the order in which they finished where known, and the rest.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from rlsample.optimizers.policy_optimizer import PolicyOptimizer
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
 
-__all__ = ["SyncSamplesOptimizer", "SyncSamplesSettings"]
+__all__ = ["SyncSamplesOptimizer", "SyncSamplesSettings", "standardized"]
 
 
 @dataclass(frozen=True)
