@@ -6,7 +6,7 @@ READY := .venv/.ready
 .PHONY: run test test-slow check bench docs clean
 
 run: $(READY)  ## train PPO on CartPole, about a minute; results in runs/cartpole
-	$(BIN)/rlsample train --algo ppo --env CartPole-v1 --num-envs 8 --seed 0 --stop-return 475 --max-steps 300000 --out runs/cartpole
+	$(BIN)/rlsample train --algo ppo --env CartPole-v1 --num-envs 8 --seed 0 --stop-return 475 --max-steps 300000 --out runs/cartpole --overwrite
 
 test: $(READY)  ## the test suite, a few minutes
 	$(BIN)/python -m pytest -q
