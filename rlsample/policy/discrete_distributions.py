@@ -25,29 +25,32 @@ BERNOULLI_LIMIT = 80.0
 
 
 class _Softmax:
-    """The score of independent categoricals with logits [K, parts, n] and chosen indices int [K, parts]."""
+    """The score of K rows of independent categoricals: logits [K * parts, n], chosen indices int [K * parts]."""
 
-    def __init__(self, logits: np.ndarray, chosen: np.ndarray, ones: np.ndarray) -> None:
-        z = logits - np.maximum.reduce(logits, axis=2, keepdims=True)
+    def __init__(self, logits: np.ndarray, chosen: np.ndarray, ones: np.ndarray, parts: int = 1) -> None:
+        z = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
         np.maximum(z, np.float32(MASKED_LOGIT), out=z)
-        exp = np.exp(z)
-        total = exp.dot(ones)
-        exp *= (1 / total)[..., None]
+        p = np.exp(z)
+        total = p.dot(ones)
+        p *= (1 / total)[:, None]
+        self._at = (np.arange(len(z)), chosen)
+        self._p, self._z, self._parts = p, z, parts
+        self._mean_z = np.multiply(p, z).dot(ones)
         log_total = np.log(total)
-        num_rows, parts = chosen.shape
-        self._at = (np.arange(num_rows)[:, None], np.arange(parts), chosen)
-        self._p, self._z, self._log_total = exp, z, log_total
-        self._entropies = log_total - np.multiply(exp, z).dot(ones)
-        logp = z[self._at] - log_total
-        self.logp = logp[:, 0] if parts == 1 else logp.sum(1)
-        self.entropy = self._entropies[:, 0] if parts == 1 else self._entropies.sum(1)
+        self.logp = self._per_row(z[self._at] - log_total)
+        self.entropy = self._per_row(log_total - self._mean_z)
+
+    def _per_row(self, x: np.ndarray) -> np.ndarray:
+        return x if self._parts == 1 else x.reshape(-1, self._parts).sum(1)
 
     def gradient(self, d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
-        """With respect to the logits, [K, parts, n]."""
-        d = self._p * -d_logp[:, None, None]
-        d[self._at] += d_logp[:, None]
+        """With respect to the logits, [K * parts, n]."""
+        if self._parts > 1:
+            d_logp = np.repeat(d_logp, self._parts)
+        d = self._p * -d_logp[:, None]
+        d[self._at] += d_logp
         if d_entropy:
-            d -= np.float32(d_entropy) * self._p * (self._z + (self._entropies - self._log_total)[..., None])
+            d -= np.float32(d_entropy) * self._p * (self._z - self._mean_z[:, None])
         return d
 
 
@@ -76,8 +79,8 @@ class Categorical(ActionDistribution):
 
     def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
         chosen = actions - self._start if self._start else actions
-        softmax = _Softmax(inputs[:, None], chosen[:, None], self._ones)
-        return Score(softmax.logp, softmax.entropy, lambda *d: softmax.gradient(*d)[:, 0])
+        softmax = _Softmax(inputs, chosen, self._ones)
+        return Score(softmax.logp, softmax.entropy, softmax.gradient)
 
     def act(self, inputs: np.ndarray, noise: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         num_rows = len(inputs)
@@ -154,8 +157,9 @@ class MultiCategorical(ActionDistribution):
         return self._actions(self._logits(inputs).argmax(2))
 
     def score(self, inputs: np.ndarray, actions: np.ndarray) -> Score:
-        chosen = actions.reshape(len(actions), self._parts) - self._start
-        softmax = _Softmax(self._logits(inputs), chosen.astype(np.int64, copy=False), self._ones)
+        chosen = (actions.reshape(len(actions), self._parts) - self._start).astype(np.int64, copy=False)
+        logits = self._logits(inputs).reshape(-1, self._widest)
+        softmax = _Softmax(logits, chosen.reshape(-1), self._ones, self._parts)
 
         def gradient(d_logp: np.ndarray, d_entropy: float) -> np.ndarray:
             return softmax.gradient(d_logp, d_entropy).reshape(len(inputs), -1)[:, self._real]

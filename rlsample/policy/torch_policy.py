@@ -51,7 +51,7 @@ class TorchPolicy(Policy):
     Attributes:
         model: the torch module. Its parameters are views of one flat tensor: change them in place only, and by
             :meth:`set_weights` if this policy shall notice.
-        model_pass: forward and backward on batches, by numpy for small nets on the CPU, else by autograd.
+        model_pass: forward and backward on batches; without autograd where numpy inference is used on the CPU.
         inference: "numpy" or "torch": what :meth:`act` uses.
 
     Raises:
@@ -288,9 +288,9 @@ class TorchPolicy(Policy):
         }
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        self.set_weights(state["weights"])
-        self._optimizer.set_state(state["optimizer"])
         self._noise.set_state(state["noise"])
+        self._optimizer.set_state(state["optimizer"])
+        self.set_weights(state["weights"])
         self.set_progress(int(state["env_steps"]))
         with self._lock:
             self.version = int(state["version"])

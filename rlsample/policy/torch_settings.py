@@ -35,7 +35,7 @@ class TorchSettings:
     optimizer: str = option("adam", "'adam' or 'rmsprop'.")
     optimizer_eps: float = option(1e-5, "Epsilon of the optimizer.")
     model: ModelSettings = option(ModelSettings(), "The nets: a mapping of the model options.")  # noqa: RUF009
-    inference: str = option("auto", "Nets run in 'numpy' (Linear and activation layers only), 'torch', or 'auto'.")
+    inference: str = option("auto", "Acting by 'numpy' (Linear and activation layers only), 'torch', or 'auto'.")
     device: str = option("cpu", "Torch device of the model: 'cpu', 'cuda', 'cuda:1'.")
 
     def __post_init__(self) -> None:

@@ -130,7 +130,7 @@ def test_the_numpy_forward_pass_equals_torch_at_every_width(activation, hidden, 
 @pytest.mark.parametrize("hidden", [(), (8,), (6, 9)])
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("actions", [Discrete(3), GAUSS])
-def test_the_numpy_backward_pass_equals_autograd(activation, hidden, shared, actions):
+def test_the_pass_without_a_graph_equals_autograd(activation, hidden, shared, actions):
     encoder, model = build(vector(), actions, hidden=hidden, activation=activation, shared=shared, log_std_init=0.3)
     parameters = FlatParameters(model)
     rng = np.random.default_rng(0)
