@@ -13,7 +13,7 @@ from rlsample.policy.distributions import ActionDistribution
 from rlsample.policy.model_settings import ModelSettings
 from rlsample.policy.obs_encoding import Encoded, ImageSpec, ObsEncoder
 
-__all__ = ["ActorCritic", "Chains", "ImageTrunk", "Layer", "make_model"]
+__all__ = ["ActorCritic", "Chains", "ImageTrunk", "Layer"]
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 
@@ -159,12 +159,3 @@ def _orthogonal(layer: L, gain: float) -> L:
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)
     return layer
-
-
-def make_model(
-    encoder: ObsEncoder, distribution: ActionDistribution, settings: ModelSettings, seed: int
-) -> ActorCritic:
-    """A freshly initialised model on the CPU. The caller's global generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return ActorCritic(encoder, distribution, settings)

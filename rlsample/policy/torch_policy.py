@@ -17,7 +17,7 @@ from rlsample.errors import ConfigError, SpaceError
 from rlsample.policy.distributions import make_distribution
 from rlsample.policy.flat_parameters import FlatParameters
 from rlsample.policy.model_passes import ChainPass, ModelPass, TorchPass
-from rlsample.policy.models import ActorCritic, Chains, make_model
+from rlsample.policy.models import ActorCritic, Chains
 from rlsample.policy.noise import NoiseStream
 from rlsample.policy.numpy_inference import NumpyInference
 from rlsample.policy.obs_encoding import Encoded, ObsEncoder
@@ -78,7 +78,9 @@ class TorchPolicy(Policy):
         model_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
         self.device = torch.device(self.settings.device)
         self._on_cpu = self.device.type == "cpu"
-        self.model = self.make_model(int(model_seed.generate_state(1)[0])).to(self.device)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(model_seed.generate_state(1)[0]))
+            self.model = self.make_model().to(self.device)
         self._parameters = FlatParameters(self.model)
         self._optimizer = self.settings.make_optimizer(self._parameters.values)
         self._noise = NoiseStream(self.distribution.noise_kinds, noise_seed)
@@ -95,9 +97,13 @@ class TorchPolicy(Policy):
     def inference(self) -> str:
         return "torch" if self._numpy is None else "numpy"
 
-    def make_model(self, seed: int) -> ActorCritic:
-        """The model, on the CPU. Override it to bring your own: ``model(encoded) -> (inputs, values)``."""
-        return make_model(self._encoder, self.distribution, self.settings.model, seed)
+    def make_model(self) -> ActorCritic:
+        """A new model on the CPU, drawn from torch's global generator, which is seeded and put back around this call.
+
+        Override it to bring your own: ``model(encoded) -> (inputs, values)``, ``model.value(encoded)``, both of
+        :class:`~rlsample.policy.obs_encoding.Encoded` tensors, and ``model.chains()`` if it has plain layers only.
+        """
+        return ActorCritic(self._encoder, self.distribution, self.settings.model)
 
     def _chains(self) -> Chains | None:
         """The model's layers, if numpy may and can run them."""
