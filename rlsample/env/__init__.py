@@ -6,15 +6,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rlsample.env.async_vector_env import AsyncVectorEnv
     from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch
     from rlsample.env.convert import as_base_env
     from rlsample.env.env_settings import EnvSettings
     from rlsample.env.vector_env import VectorEnv
 
-__all__ = ["BaseEnv", "EnvContext", "EnvSettings", "StepBatch", "VectorEnv", "as_base_env"]
+__all__ = ["AsyncVectorEnv", "BaseEnv", "EnvContext", "EnvSettings", "StepBatch", "VectorEnv", "as_base_env"]
 
 # Loaded on first use: the contract modules must not pull in the adapters.
 _MODULES = {
+    "AsyncVectorEnv": "async_vector_env",
     "BaseEnv": "base_env",
     "EnvContext": "base_env",
     "EnvSettings": "env_settings",

@@ -67,6 +67,8 @@ def as_base_env(
     if not _is_count(num_envs):
         raise ConfigError(f"num_envs must be an int of at least 1, got {num_envs!r}")
     seeding: dict[str, Any] = {"seed": seed, "worker_index": worker_index}
+    if settings.backend == "process":
+        return _in_workers(env, int(num_envs), settings, seeding)
     if isinstance(env, _MANY):
         return _many(env, num_envs, settings, seeding)
     if isinstance(env, (str, EnvSpec)):
@@ -113,6 +115,32 @@ def _name(env: Any) -> str:
     return (
         f"the class {env.__module__}.{env.__qualname__}" if isinstance(env, type) else f"{type(env).__name__} {env!r}"
     )
+
+
+# ---------------------------------------------------------------------- worker processes
+
+
+def _in_workers(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
+    from rlsample.env.async_vector_env import AsyncVectorEnv
+
+    if settings.vectorize == "native":
+        raise ConfigError("backend='process' runs one env per slot; vectorize='native' needs backend='inline'")
+    if isinstance(env, (str, EnvSpec)):
+        make = _make_from_spec(_find_spec(env), settings)
+    elif isinstance(env, (gymnasium.Env, *_MANY)):
+        raise ConfigError(
+            f"{_name(env)} is built already, but backend='process' builds each env in a worker; give an id, class or "
+            "factory"
+        )
+    elif isinstance(env, type):
+        make = _make_from_class(env)
+    elif _from_old_gym(env):
+        raise _old_gym(env)
+    elif callable(env):
+        make = _make_from_factory(env)
+    else:
+        raise ConfigError(f"cannot make an env of {_name(env)}; give a Gymnasium id, a spec, a class or a factory")
+    return AsyncVectorEnv(make, num_envs, settings=settings, pool=settings.pool, **seeding)
 
 
 # ---------------------------------------------------------------------- several slots in one object
@@ -163,9 +191,7 @@ def _find_spec(env: str | EnvSpec) -> EnvSpec:
 
 
 def _from_spec(spec: EnvSpec, num_envs: int, settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
-    def build(ctx: EnvContext) -> Any:
-        return gymnasium.make(spec, **{"disable_env_checker": True, **settings.env_config})
-
+    build = _make_from_spec(spec, settings)
     mode = settings.vectorize
     if mode == "native":
         if spec.vector_entry_point is None:
@@ -183,6 +209,10 @@ def _from_spec(spec: EnvSpec, num_envs: int, settings: EnvSettings, seeding: dic
         return GymEnvs(make, int(num_envs), settings=settings, **seeding)
     first.close()
     return _adapt(same, settings, seeding)
+
+
+def _make_from_spec(spec: EnvSpec, settings: EnvSettings) -> Make:
+    return lambda ctx: gymnasium.make(spec, **{"disable_env_checker": True, **settings.env_config})
 
 
 def _make_native(spec: EnvSpec, num_envs: int, settings: EnvSettings) -> GymnasiumVectorEnv[Any, Any, Any]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlsample.env.pool.pool_settings import PoolSettings
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.settings import option
 
 __all__ = ["EnvSettings"]
 
 _VECTORIZE = ("auto", "loop", "native")
-_BACKENDS = ("inline",)
+_BACKENDS = ("inline", "process")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class EnvSettings:
     allow_nonfinite: bool = option(False, "let NaN and inf in observations and rewards pass")
     max_restarts: int = option(0, "times each slot's env may be replaced after it failed")
     restart_backoff_s: float = option(0.1, "seconds before a slot's first restart; doubles with each further one")
-    backend: str = option("inline", "where the envs run: inline, in the calling thread")
+    backend: str = option("inline", "where the envs run: inline, in the calling thread; process: on worker processes")
+    pool: Mapping[str, Any] = option({}, "options of the worker processes: num_workers, batch_size, ordered, ...")
 
     def __post_init__(self) -> None:
         if self.vectorize not in _VECTORIZE:
@@ -45,3 +47,8 @@ class EnvSettings:
             raise ConfigError(f"restart_backoff_s must be >= 0, got {self.restart_backoff_s!r}")
         if not isinstance(self.env_config, Mapping):
             raise ConfigError(f"env_config must be a mapping, got {type(self.env_config).__name__}")
+        if not isinstance(self.pool, Mapping):
+            raise ConfigError(f"pool must be a mapping, got {type(self.pool).__name__}")
+        if self.pool and self.backend != "process":
+            raise ConfigError(f"pool options ({', '.join(self.pool)}) need backend='process'")
+        PoolSettings.of(self.pool)

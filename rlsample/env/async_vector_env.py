@@ -1,0 +1,329 @@
+"""AsyncVectorEnv: any Python env, many of them, on worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch
+from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.envpool_surface import EnvPoolSurface
+from rlsample.env.pool.pool_settings import PoolSettings
+from rlsample.env.pool.row_reader import reorder
+from rlsample.env.pool.shared_block import NEED, RESET, STEP
+from rlsample.env.pool.slot_requests import SlotRequests
+from rlsample.env.pool.slot_runner import EnvPlan
+from rlsample.env.pool.wakeups import fence
+from rlsample.env.pool.worker_team import WorkerTeam
+from rlsample.env.slot_states import NEW, WAITING, SlotStates
+from rlsample.env.spaces import ActionCodec
+from rlsample.errors import EnvClosedError
+from rlsample.tree import Tree
+
+__all__ = ["AsyncVectorEnv"]
+
+_WATCH_EVERY_S = 0.25
+
+
+class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
+    """``num_envs`` gymnasium envs on worker processes, behind the polled interface and EnvPool's.
+
+        with AsyncVectorEnv(lambda ctx: MyEnv(), 16, pool={"batch_size": 8}) as env:
+            batch = env.poll()                               # the 8 slots or more that came first
+            env.send_actions(batch.env_ids, actions)
+
+    Ordered (the default): poll waits for every slot that owes a row and gives them in order, bit for bit as the inline
+    loop does. First come, first served (``batch_size`` below ``num_envs``, or ``ordered=False``): poll waits for
+    ``batch_size`` rows, or all that are owed if these are fewer, and gives whatever is there by then.
+
+    Each worker holds a stretch of the slots. Observations, actions, rewards and flags are in memory that all share; a
+    pipe carries infos (only those that are not empty) and errors. An env whose episode ended is reset ahead, so that
+    try_reset need not ask its worker. Ordered, try_reset returns the first observations; else they come with a poll.
+
+    A failure of a slot, be it an exception, a dead process or one that hung, takes the place of the row it owes. A
+    worker's death fails each of its slots: those that owe a row now, the others when they are asked for one.
+
+    Args:
+        make: builds the env of one slot; called in the worker, once per slot and incarnation.
+        num_envs: slots.
+        settings: ``env_config``, ``allow_nonfinite``, ``max_restarts`` and ``restart_backoff_s`` are obeyed here.
+        pool: see :class:`~rlsample.env.pool.pool_settings.PoolSettings`; a mapping of its fields will do.
+        seed, worker_index: as in :class:`~rlsample.env.gym_envs.GymEnvs`: the slots' trajectories are the same.
+
+    Attributes:
+        ordered: whether polls are.
+        batch_size: rows that a poll waits for.
+
+    Raises:
+        ConfigError: options that cannot work together; a factory that cannot be sent; a fork that would not be safe.
+        EnvFailedError: a constructor raised, or a worker died or took too long. Nothing is left running.
+        SpaceError: a space without fixed size, or slots that differ in their spaces.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[EnvContext], gymnasium.Env[Any, Any]],
+        num_envs: int,
+        *,
+        settings: EnvSettings | None = None,
+        pool: PoolSettings | Mapping[str, Any] | None = None,
+        seed: int | None = None,
+        worker_index: int = 0,
+    ) -> None:
+        self._closed, self._torn_down = False, False
+        # a signal handler may close the pool in the thread that polls it, hence the R
+        self._lock, self._polling = threading.RLock(), threading.RLock()
+        settings = settings or EnvSettings()
+        self.num_envs = num_envs
+        self.pool = pool = PoolSettings.of(pool or {})
+        self.ordered = pool.is_ordered(num_envs)
+        self.batch_size = num_envs if self.ordered else pool.batch_size or 1
+        self.steps_ahead = not self.ordered or pool.groups > 1
+        self._states = SlotStates(num_envs)
+        self.all_ids = self._states.all_ids
+        self._turn, self._last_taken, self._next_watch = 0, -1, 0.0
+        self._spin_s = pool.spin_for(num_envs) * 1e-6
+        config = (settings.env_config, settings.allow_nonfinite, tuple(pool.info_keys))
+        self._team = WorkerTeam(EnvPlan(make, num_envs, seed, worker_index, *config), pool)
+        try:
+            self.observation_space, self.action_space = self._team.start()
+            self._codec = ActionCodec(self.action_space)
+            self._requests = SlotRequests(self._team, self._states, settings, pool.reset_ahead)
+        except BaseException:
+            self.close()
+            raise
+        self._groups = _groups(self._team.slots, pool.groups) if pool.groups > 1 else []
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return len(self._team.slots)
+
+    # ------------------------------------------------------------------ the polled interface
+
+    def poll(self, timeout_s: float | None = None) -> StepBatch:
+        return self._receive(self.batch_size, None, timeout_s)
+
+    def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
+        with self._lock:
+            self._require_open()
+            ids = self._states.require_waiting(env_ids)
+            self._requests.ask(ids, STEP, self._codec.checked_copy(actions, ids))
+
+    def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
+        with self._lock:
+            self._require_open()
+            ids = self._states.require_resettable(env_ids)
+            if not len(ids):
+                return None
+            if self.ordered and (first := self._requests.first_ones(ids)) is not None:
+                return first
+            self._requests.begin_resets(ids)
+        return self._wait_for(ids) if self.ordered else None
+
+    def try_restart(self, env_ids: np.ndarray) -> None:
+        with self._lock:
+            self._require_open()
+            self._requests.restart(self._states.require_failed(env_ids).tolist())
+
+    def close(self) -> None:
+        self._closed = True
+        if self._torn_down or not hasattr(self, "_team"):
+            return
+        with contextlib.suppress(OSError, ValueError):  # another thread may be faster
+            self._team.ring_pool()
+        with self._polling, self._lock:
+            if not self._torn_down:
+                self._torn_down = True
+                self.__dict__.pop("_requests", None)  # it looks into the shared memory
+                self._team.close(self.pool.close_timeout_s)
+
+    def __del__(self) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ receiving
+
+    def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
+        """At least ``least`` rows (or all that are owed), at most ``most``; fewer when the time is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._polling, self._closed_means_closed():
+            while True:
+                with self._lock:
+                    requests, now = self._look_around(), time.monotonic()
+                    if not requests.owed:
+                        self._start_or_refuse()
+                    over = deadline is not None and now >= deadline
+                    if self._missing(least) <= 0 or (over and not self.ordered):
+                        return self._take(most)
+                    if over:
+                        return requests.empty()
+                self._sleep(lambda: self._missing(least), deadline)
+
+    def _wait_for(self, ids: np.ndarray) -> StepBatch:
+        """The rows of exactly these slots, in this order."""
+        slots = ids.tolist()
+        with self._polling, self._closed_means_closed():
+            while True:
+                with self._lock:
+                    requests = self._look_around()
+                    ready = requests.ready()
+                    if ready.issuperset(slots):
+                        batch = requests.take(slots)
+                        order = {slot: k for k, slot in enumerate(slots)}
+                        return reorder(batch, np.argsort([order[slot] for slot in batch.env_ids.tolist()]))
+                self._sleep(lambda: len(set(slots) - self._requests.ready()), None)
+
+    @contextlib.contextmanager
+    def _closed_means_closed(self) -> Any:
+        """Whatever a pool that was closed meanwhile stumbles over is an EnvClosedError."""
+        try:
+            yield
+        except Exception:
+            if self._torn_down:
+                raise EnvClosedError("the env was closed while it was polled") from None
+            raise
+
+    def _look_around(self) -> SlotRequests:
+        """Notices closing, dead and hung workers, and restarts that are due."""
+        self._require_open()
+        requests = self._requests
+        if time.monotonic() >= self._next_watch:
+            self._watch()
+        if requests.delayed:
+            requests.begin_due_restarts()
+        return requests
+
+    def _start_or_refuse(self) -> None:
+        """Asks for the first observations, if nothing was asked yet; else there is nothing to wait for."""
+        new = np.flatnonzero(self._states.code == NEW)
+        if len(new):
+            self._requests.ask(self.all_ids if len(new) == self.num_envs else new, RESET)
+        elif not self._requests.delayed:
+            raise self._states.nothing_pending()
+
+    def _missing(self, least: int) -> int:
+        """How many rows are still to come before some can be given out."""
+        requests = self._requests
+        if not requests.owed:
+            return 1  # there are only restarts that are not due yet
+        if not self._groups:
+            return min(least, requests.owed) - requests.num_ready()
+        while not (owing := requests.owing(self._groups[self._turn])):
+            self._turn = (self._turn + 1) % len(self._groups)
+        return len(set(owing) - requests.ready())
+
+    def _take(self, most: int | None) -> StepBatch:
+        requests = self._requests
+        if self._groups:
+            group, self._turn = self._groups[self._turn], (self._turn + 1) % len(self._groups)
+            return requests.take(requests.ready().intersection(group))
+        if most is None or requests.num_ready() <= most:
+            return requests.take_all()
+        ready = sorted(requests.ready())
+        later = [slot for slot in ready if slot > self._last_taken]  # each slot has its turn, however fast others are
+        chosen = (later + ready)[:most]
+        self._last_taken = chosen[-1]
+        return requests.take(chosen)
+
+    # ------------------------------------------------------------------ waiting and watching
+
+    def _sleep(self, missing: Callable[[], int], deadline: float | None) -> None:
+        """Until nothing is ``missing`` any more, something happens to a worker, or it is time to look around."""
+        team, requests = self._team, self._requests
+        until = min([time.monotonic() + _WATCH_EVERY_S, *requests.delayed.values()])
+        if deadline is not None:
+            until = min(until, deadline)
+        if self._spin_s:
+            spin_until = time.monotonic() + self._spin_s
+            while time.monotonic() < spin_until:
+                if missing() <= 0:
+                    return
+        team.common[NEED] = max(1, requests.num_published() + missing())
+        fence()
+        heard: list[int] = []
+        if missing() > 0 and not self._closed:
+            heard = team.waiter.wait(until - time.monotonic())
+        team.common[NEED] = 0
+        if heard:
+            with self._lock:
+                for w in heard:
+                    self._hear(w)
+
+    def _hear(self, w: int) -> None:
+        """Takes what a worker's pipe has: a message, or its end."""
+        team = self._team
+        if team.has_message(w):
+            team.listen(w)
+        elif team.is_up(w) and team.is_dead(w):
+            self._requests.worker_died(team.bury(w))
+
+    def _watch(self) -> None:
+        """Looks for workers that died or hung: a pool that never sleeps would not hear of them."""
+        now = time.monotonic()
+        self._next_watch = now + _WATCH_EVERY_S
+        for w in self._team.waiter.wait(0.0):
+            self._hear(w)
+        for w in self._team.hung(now):
+            self._team.kill(w)
+            how = f"took more than step_timeout_s={self.pool.step_timeout_s:g} and was killed"
+            self._requests.worker_died(self._team.bury(w, how))
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EnvClosedError("the env is closed")
+
+    # ------------------------------------------------------------------ the envs themselves
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """``env.<name>(*args, **kwargs)`` of every env, or its attribute of that name, by slot; wrappers are searched.
+
+        Raises:
+            EnvFailedError: an env raised, or its worker is dead.
+        """
+        with self._lock:
+            self._require_open()
+            workers = range(self.num_workers)
+            return [value for w in workers for value in self._team.ask(w, "call", name, args, kwargs)]
+
+    def set_attr(self, name: str, values: list[Any]) -> None:
+        """Sets an attribute of every env; ``values`` has one per slot."""
+        with self._lock:
+            self._require_open()
+            for w, slots in enumerate(self._team.slots):
+                self._team.ask(w, "set_attr", name, [values[slot] for slot in slots])
+
+    def reset_with(
+        self, env_ids: np.ndarray, seeds: list[int | None] | None = None, options: Mapping[str, Any] | None = None
+    ) -> StepBatch:
+        """Resets slots that wait for an action or have ended, now, with seeds and options for the envs.
+
+        Returns:
+            The first observations, in the order asked; a reset that raised is in ``failures``.
+        """
+        with self._lock:
+            self._require_open()
+            if (self._states.code == NEW).all():
+                self._states.code.fill(WAITING)
+            ids = self._states.require_resettable(env_ids)
+            slots = ids.tolist()
+            for w, mine in enumerate(self._team.slots):
+                at = [k for k, slot in enumerate(slots) if slot in mine]
+                if at:
+                    rows = [slots[k] - mine.start for k in at]
+                    self._team.ask(w, "reset", rows, None if seeds is None else [seeds[k] for k in at], options)
+            return self._requests.reread(ids)
+
+
+def _groups(slots: list[range], count: int) -> list[list[int]]:
+    """The slots in groups that each have a share of every worker."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for mine in slots:
+        for k, slot in enumerate(mine):
+            groups[k * count // len(mine)].append(slot)
+    return [group for group in groups if group]

@@ -1,0 +1,109 @@
+"""EnvPool's interface over a polled env: send and recv, with the reset in place of the step after an end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.slot_states import ENDED, NEW
+from rlsample.tree import Tree, gather
+
+__all__ = ["EnvPoolSurface", "Received"]
+
+Received = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
+"""obs [K, ...], rewards float32[K], terminated bool[K], truncated bool[K], info."""
+
+
+class EnvPoolSurface(BaseEnv):
+    """``async_reset, send, recv, step, reset``, as EnvPool has them.
+
+    As there, the observation of a row that ends an episode is the true final one, and the next action for that slot is
+    dropped: it resets the env, and the row that follows has the first observation, reward 0 and no flag.
+
+    ``info`` has ``env_id`` int32[K], ``elapsed_step`` int32[K] (0 at a first observation), ``is_first`` bool[K],
+    a float64[K] for each of ``info_keys`` (NaN where an env gave none), and ``infos`` (row -> dict) for the others.
+    A slot that failed is restarted: it is in ``info["failures"]`` (slot -> exception), and its next row is a first one.
+    """
+
+    _states: Any
+    _requests: Any
+    _lock: Any
+    batch_size: int
+    ordered: bool
+
+    def async_reset(self) -> None:
+        """Asks every slot for a new episode; :meth:`recv` brings the first observations."""
+        with self._lock:
+            self._require_open()  # type: ignore[attr-defined]
+            if (self._states.code == NEW).all():
+                self._start_or_refuse()  # type: ignore[attr-defined]
+            else:
+                self._requests.begin_resets(self._states.require_resettable(self.all_ids))
+
+    def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
+        """Sends actions [K, ...] to these slots (None: all, in order); for slots that have ended, asks for a reset.
+
+        Raises:
+            EnvProtocolError, SpaceError: as in :meth:`send_actions`; nothing was sent.
+        """
+        ids = self.all_ids if env_ids is None else np.asarray(env_ids).astype(np.int64, copy=False)
+        with self._lock:
+            self._require_open()  # type: ignore[attr-defined]
+            known = ids.ndim == 1 and len(ids) and ids.min() >= 0 and ids.max() < self.num_envs
+            ended = self._states.code[ids] == ENDED if known else np.zeros(0, bool)
+            if not ended.any():
+                return self.send_actions(ids, actions)
+            if len(np.unique(ids)) < len(ids):
+                self._states.require_waiting(ids)  # names the doubled slot
+            self.send_actions(ids[~ended], gather(actions, ~ended))
+            self._requests.begin_resets(ids[ended])
+        return None
+
+    def recv(
+        self, min_envs: int | None = None, max_envs: int | None = None, timeout_s: float | None = None
+    ) -> Received:
+        """The rows that came first: at least ``min_envs`` and at most ``max_envs``; None: ``batch_size`` for both.
+
+        Fewer than ``min_envs`` if fewer are owed, or when ``timeout_s`` ran out (possibly none). Ordered: all that are
+        owed.
+
+        Raises:
+            EnvProtocolError: nothing was sent.
+            EnvFailedError: a slot failed and may not be restarted.
+        """
+        least = self.batch_size if min_envs is None else min_envs
+        most = max_envs if max_envs is not None else max(least, self.batch_size)
+        batch: StepBatch = self._receive(least, None if self.ordered else most, timeout_s)  # type: ignore[attr-defined]
+        if batch.failures:
+            self.try_restart(np.array(list(batch.failures)))
+        return self._received(batch)
+
+    def step(self, actions: Tree, env_ids: np.ndarray | None = None) -> Received:
+        """:meth:`send`, then :meth:`recv`."""
+        self.send(actions, env_ids)
+        return self.recv()
+
+    def reset(self) -> tuple[Tree, dict[str, Any]]:
+        """:meth:`async_reset`, then :meth:`recv`: first observations of ``batch_size`` slots."""
+        self.async_reset()
+        obs, *_, info = self.recv()
+        return obs, info
+
+    def _received(self, batch: StepBatch) -> Received:
+        ids = batch.env_ids
+        steps = self._team.block.steps[ids]  # type: ignore[attr-defined]
+        info: dict[str, Any] = {"env_id": ids.astype(np.int32), "elapsed_step": steps, "is_first": batch.is_first}
+        names = self.pool.info_keys  # type: ignore[attr-defined]
+        if names:
+            for name in names:
+                info[name] = np.full(len(ids), np.nan)
+            for row, numbers in batch.infos.items():
+                for name, value in numbers.items():
+                    info[name][row] = value
+        elif batch.infos:
+            info["infos"] = batch.infos
+        if batch.failures:
+            info["failures"] = batch.failures
+        return batch.obs, batch.rewards, batch.terminated, batch.truncated, info

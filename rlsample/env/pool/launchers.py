@@ -1,0 +1,225 @@
+"""Starting worker processes from the pool's side, and learning how they ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from typing import Any, Protocol
+
+from rlsample.env.pool.messages import Channel
+from rlsample.env.pool.nursery import die_with_parent, python_command
+from rlsample.errors import ConfigError, EnvError
+
+__all__ = ["ForkLauncher", "Launcher", "NurseryLauncher", "make_launcher"]
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+class Launcher(Protocol):
+    """Starts processes that run :func:`~rlsample.env.pool.pool_worker.run_worker`."""
+
+    def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
+        """Starts one process per plan, which gets copies of its descriptors; returns the process ids."""
+
+    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+        """What the process ended with (minus the signal that killed it); None: it runs, or nobody knows."""
+
+    def kill(self, pid: int) -> None:
+        """Kills the process, if it still runs."""
+
+    def close(self) -> None:
+        """Kills what still runs, and waits for that; bounded in time. Idempotent."""
+
+
+def make_launcher(start_method: str, threads_per_worker: int) -> Launcher:
+    """The launcher of a start method; nothing is started yet.
+
+    Raises:
+        ConfigError: this system cannot, or ``fork`` would not be safe now.
+    """
+    if sys.platform == "win32":
+        raise ConfigError("backend='process' needs Linux or macOS; use backend='inline' on Windows")
+    if start_method == "fork":
+        refuse_unsafe_fork()
+        return ForkLauncher()
+    return NurseryLauncher(start_method == "forkserver", threads_per_worker)
+
+
+def refuse_unsafe_fork() -> None:
+    """Raises ConfigError, which names the reason, if a forked child could inherit a lock that is held for ever."""
+    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    if others:
+        raise ConfigError(
+            f"start_method='fork' is not safe while other threads run ({', '.join(sorted(others))}): the child would "
+            "inherit their locks, held for ever; use 'forkserver' or 'spawn', or make the env first"
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise ConfigError("start_method='fork' is not safe once CUDA is in use; use 'forkserver' or 'spawn'")
+
+
+class NurseryLauncher:
+    """Through a nursery process, which is started with the first worker and again if it was lost."""
+
+    def __init__(self, forks: bool, threads_per_worker: int) -> None:
+        self._forks, self._threads = forks, threads_per_worker
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: Channel | None = None
+        self._ended: dict[int, int] = {}
+        self._running: set[int] = set()
+
+    def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
+        for attempt in (1, 2):
+            if self._process is None or self._process.poll() is not None:
+                self.close()
+                self._start()
+            try:
+                return self._launch(plans, fds)
+            except (EOFError, OSError) as e:
+                if attempt == 2:
+                    code = self._end()
+                    raise EnvError(f"the process that starts workers ended with exit code {code}") from e
+        raise AssertionError
+
+    def _start(self) -> None:
+        mine, its = socket.socketpair()
+        variables = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))}
+        argument = {"fd": its.fileno(), "forks": self._forks, "parent": os.getpid()}
+        try:
+            self._process = subprocess.Popen(
+                python_command("rlsample.env.pool.nursery.main", argument),
+                env=variables, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True,
+            )  # fmt: skip
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            its.close()
+        self._channel = Channel(mine)
+
+    def _launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
+        assert self._channel is not None
+        for plan, mine in zip(plans, fds, strict=True):
+            socket.send_fds(self._channel.sock, [b"L"], mine)
+            self._channel.send(("launch", plan))
+        pids: list[int] = []
+        while len(pids) < len(plans):
+            message = self._channel.receive()
+            if message[0] == "started":
+                pids.append(message[1])
+                self._running.add(message[1])
+            else:
+                self._note_end(message)
+        return pids
+
+    def _note_end(self, message: Any) -> None:
+        self._ended[message[1]] = message[2]
+        self._running.discard(message[1])
+
+    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while pid not in self._ended and self._channel is not None and pid in self._running:
+            self._channel.sock.settimeout(max(1e-4, deadline - time.monotonic()))
+            try:
+                self._note_end(self._channel.receive())
+            except TimeoutError:
+                break
+            except (EOFError, OSError):
+                self._running.clear()  # the nursery is gone, and the kernel killed its workers
+                return None
+            finally:
+                self._channel.sock.settimeout(None)
+        return self._ended.get(pid)
+
+    def kill(self, pid: int) -> None:
+        if self._channel is None or pid not in self._running:
+            return
+        try:
+            self._channel.sock.sendall(b"K")
+            self._channel.send(("kill", pid))
+        except OSError:
+            pass  # the nursery is gone, and with it its workers
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._running.clear()
+        self._end()
+
+    def _end(self) -> int | None:
+        if self._process is None:
+            return None
+        process, self._process = self._process, None
+        try:
+            return process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+
+class ForkLauncher:
+    """Forks this very process; nothing has to be pickled."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int, int | None] = {}
+        self._running: set[int] = set()
+
+    def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
+        refuse_unsafe_fork()
+        return [self._fork(plan, mine) for plan, mine in zip(plans, fds, strict=True)]
+
+    def _fork(self, plan: dict[str, Any], fds: list[int]) -> int:
+        from rlsample.env.pool.pool_worker import run_worker
+
+        parent = os.getpid()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of BLAS threads, which mind forks themselves
+            pid = os.fork()
+        if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            self._running.add(pid)
+            return pid
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            for number in (signal.SIGTERM, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            die_with_parent(parent)
+            run_worker(plan, fds)
+        finally:
+            os._exit(1)
+
+    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while pid in self._running:
+            try:
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                code: int | None = os.waitstatus_to_exitcode(status)
+            except ChildProcessError:  # somebody else has waited for it
+                ended, code = pid, None
+            if ended:
+                self._running.discard(pid)
+                self._ended[pid] = code
+            elif time.monotonic() > deadline:
+                break
+            else:
+                time.sleep(0.001)
+        return self._ended.get(pid)
+
+    def kill(self, pid: int) -> None:
+        if pid in self._running:
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        for pid in list(self._running):
+            self.kill(pid)
+        for pid in list(self._running):
+            self.exit_code(pid, 1.0)

@@ -1,0 +1,271 @@
+"""A worker's life: build the envs, answer requests in shared memory until told to close.
+
+    scan own slots for requests -> step them in chunks -> write rows, publish -> ring if the pool sleeps -> scan ...
+    nothing to do: spin a little, then sleep until the doorbell rings
+
+The pool's end of the pipe carries what is rare: the go-ahead, calls such as ``render``, and back infos and failures.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NoReturn
+
+import numpy as np
+
+from rlsample.env.pool.messages import Channel, pack_failure
+from rlsample.env.pool.shared_block import (
+    CLOSING,
+    MAIL,
+    NEED,
+    PARKED,
+    RESET,
+    STEP,
+    WAKES,
+    ControlLines,
+    MemoryFile,
+    SlotBlock,
+)
+from rlsample.env.pool.slot_runner import EnvPlan, SlotRunner
+from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, fence, store_barrier
+from rlsample.errors import EnvFailedError, RlsampleError
+
+__all__ = ["LoopPlan", "run_worker"]
+
+_PUBLISH_EVERY_S = 200e-6  # first come: how much work may be done before its rows are shown
+_LOOK_UP_EVERY_S = 20e-3  # ordered: how much work may be done before a wish to close is noticed
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """How every worker of a pool works.
+
+    Attributes:
+        num_workers, ordered, reset_ahead, spin_us, threads: as in
+            :class:`~rlsample.env.pool.pool_settings.PoolSettings`.
+    """
+
+    num_workers: int
+    ordered: bool
+    reset_ahead: bool
+    spin_us: float
+    threads: int
+
+
+def run_worker(plan: dict[str, Any], fds: list[int]) -> NoReturn:
+    """Lives and ends as a worker of a pool.
+
+    Args:
+        plan: ``worker``, ``slots`` (first, stop), ``config`` and ``spaces`` (places in the second memory file; spaces
+            are None at first), ``cpus`` (or None), and in a forked worker ``envs`` and ``loop``, the plans themselves.
+        fds: the pipe, the shared memory, the memory file with the plans, this worker's doorbell (one or two), the
+            pool's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the pool decides what Ctrl-C means
+    code = 1
+    try:
+        if plan["cpus"]:
+            os.sched_setaffinity(0, plan["cpus"])
+        _Worker(plan, fds).run()
+        code = 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the pool is gone
+    except SystemExit as e:  # out of an env: the pool reports the exit code
+        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except Exception:
+                continue
+        os._exit(code)  # no interpreter shutdown: it might wait for threads of an env
+
+
+class _Worker:
+    def __init__(self, plan: dict[str, Any], fds: list[int]) -> None:
+        self.plan = plan
+        self.channel = Channel(socket.socket(fileno=fds[0]))
+        self.memory, self.papers = MemoryFile(fds[1]), MemoryFile(fds[2])
+        bells = fds[3:]
+        self.bell, self.pool_bell = (
+            Doorbell(tuple(half)) for half in (bells[: len(bells) // 2], bells[len(bells) // 2 :])
+        )
+        self.mean_s = 0.0  # what one slot's step takes
+
+    def run(self) -> None:
+        plan = self.plan
+        try:
+            envs, loop = (plan["envs"], plan["loop"]) if "envs" in plan else self.read(plan["config"])
+        except Exception as e:
+            self.refuse(_cannot_load(e, plan["slots"][0]))
+        assert isinstance(envs, EnvPlan)
+        assert isinstance(loop, LoopPlan)
+        self.loop = loop
+        lines = ControlLines(self.memory, loop.num_workers)
+        self.common, self.line = lines.common, lines.workers[plan["worker"]]
+        self.runner = SlotRunner(envs, range(*plan["slots"]), self.line)
+        if plan["spaces"] is None:
+            try:
+                self.channel.send(("spaces", pickle.dumps(self.runner.build_all())))
+            except Exception as e:
+                self.refuse(e)
+            plan["spaces"], plan["block"] = self.channel.receive()
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(loop.threads)
+        try:
+            spaces = self.read(plan["spaces"])
+            self.block = SlotBlock(self.memory.map(*plan["block"]), envs.num_envs, spaces, len(envs.info_keys))
+            self.runner.attach(self.block, spaces)
+            self.serve()
+        finally:
+            self.runner.close()
+
+    def read(self, place: Any) -> Any:
+        return pickle.loads(self.papers.read(*place))
+
+    def refuse(self, error: Exception) -> NoReturn:
+        """Tells why no env can be had, and ends."""
+        failure = error
+        if not isinstance(error, RlsampleError):
+            failure = EnvFailedError(f"{type(error).__name__}: {error}", slot=self.plan["slots"][0])
+            failure.__cause__ = error
+        if isinstance(failure, EnvFailedError):
+            self.channel.send(("failed", pack_failure(failure)))
+        else:
+            self.channel.send(("error", failure))
+        if hasattr(self, "runner"):
+            self.runner.close()
+        raise SystemExit(0)
+
+    # ------------------------------------------------------------------ the loop
+
+    def serve(self) -> None:
+        runner, common, line = self.runner, self.common, self.line
+        request, done, command = runner.request, runner.done, self.block.command[runner.first :][: runner.count]
+        all_steps = bytes(runner.count)
+        mails = 0
+        while not common[CLOSING]:
+            seen = line[WAKES]
+            while mails < line[MAIL]:
+                mails += 1
+                self.answer(self.channel.receive())
+            todo = (request != done).nonzero()[0].tolist()
+            if not todo:
+                self.sleep(seen)
+            elif command.tobytes() == all_steps:
+                self.step(todo)
+            else:
+                asked = command.tolist()
+                self.step([row for row in todo if asked[row] == STEP])
+                for row in todo:
+                    if asked[row] != STEP and not common[CLOSING]:
+                        (runner.reset if asked[row] == RESET else runner.restart)([row])
+                        self.publish([row])
+
+    def sleep(self, seen: int) -> None:
+        """Until the pool has woken this worker more often than ``seen`` times."""
+        line = self.line
+        if self.loop.spin_us:
+            until = perf_counter() + self.loop.spin_us * 1e-6
+            while line[WAKES] == seen:
+                if perf_counter() > until:
+                    break
+            else:
+                return
+        line[PARKED] = 1
+        fence()
+        if line[WAKES] == seen:
+            self.bell.wait()
+        line[PARKED] = 0
+
+    def step(self, rows: list[int]) -> None:
+        runner, ordered = self.runner, self.loop.ordered
+        chunk_s = _LOOK_UP_EVERY_S if ordered else _PUBLISH_EVERY_S
+        at = 0
+        while at < len(rows) and not self.common[CLOSING]:
+            size = max(1, int(chunk_s / self.mean_s)) if self.mean_s else 1
+            chunk = rows[at : at + size]
+            started = perf_counter()
+            ended = runner.step(chunk)
+            took = (perf_counter() - started) / len(chunk)
+            self.mean_s += 0.25 * (took - self.mean_s) if self.mean_s else took
+            at += size
+            if not ordered:
+                self.publish(chunk)
+            if ended and self.loop.reset_ahead:
+                self.reset_ahead(ended)
+        if ordered and at >= len(rows):
+            self.publish(rows)
+
+    def reset_ahead(self, rows: list[int]) -> None:
+        runner, ordered = self.runner, self.loop.ordered
+        for row in rows:
+            runner.reset_ahead([row])
+            if not ordered:
+                self.flush()
+            runner.ahead[row] = runner.request[row]
+        if not ordered:
+            fence()
+            if self.common[NEED]:
+                self.pool_bell.ring()
+
+    def publish(self, rows: list[int]) -> None:
+        """Shows the pool these rows, and wakes it if it sleeps for no more than there are now."""
+        runner, block = self.runner, self.block
+        self.flush()
+        if len(rows) == runner.count:
+            runner.done[:] = runner.request
+        else:
+            runner.done[rows] = runner.request[rows]
+        fence()
+        need = self.common[NEED]
+        # elsewhere than on x86 two workers might each miss the other's last row, so both ring
+        if need and (need == 1 or not STRONG_ORDER or np.count_nonzero(block.done != block.taken) >= need):
+            self.pool_bell.ring()
+
+    def flush(self) -> None:
+        """Sends infos and failures ahead of their rows."""
+        if self.runner.outbox:
+            self.channel.send(("notes", self.runner.outbox))
+            self.runner.outbox.clear()
+        store_barrier()
+
+    # ------------------------------------------------------------------ rare calls
+
+    def answer(self, message: tuple[Any, ...]) -> None:
+        runner, (kind, *rest) = self.runner, message
+        try:
+            if kind == "call":
+                answer: Any = runner.call(*rest)
+            elif kind == "set_attr":
+                answer = None
+                runner.set_attr(*rest)
+            else:
+                answer = None
+                runner.reset(*rest)
+                self.flush()
+            self.channel.send(("answer", answer))
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as e:
+            failure = EnvFailedError(f"{kind} {rest[0]!r} raised {type(e).__name__}: {e}", slot=runner.first)
+            failure.__cause__ = e
+            self.channel.send(("refused", pack_failure(failure)))
+
+
+def _cannot_load(error: Exception, slot: int) -> EnvFailedError:
+    what = f"slot {slot}: the env factory cannot be loaded in a worker process ({type(error).__name__}: {error})"
+    failure = EnvFailedError(
+        f"{what}; the module that defines it must be importable there, or use start_method='fork'", slot=slot
+    )
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,147 @@
+"""Rows out of shared memory, as batches that own their arrays."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.base_env import StepBatch
+from rlsample.env.pool.messages import unpack_failure
+from rlsample.env.pool.shared_block import (
+    ENDED_BY,
+    FIRST,
+    HAS_INFO,
+    IS_FAILED,
+    STEP,
+    TERMINATED,
+    TRUNCATED,
+    Plane,
+)
+from rlsample.env.pool.worker_team import WorkerTeam
+from rlsample.env.slot_states import ENDED, FAILED, WAITING, SlotStates
+from rlsample.errors import EnvFailedError
+from rlsample.tree import concat, gather, map_tree
+
+__all__ = ["ColumnInfos", "RowReader", "merge_batches", "reorder"]
+
+
+class ColumnInfos(Mapping[int, dict[str, float]]):
+    """Infos that came as columns; a row's dict is made when it is asked for.
+
+    Attributes:
+        keys_of_columns: the names.
+        values_of_columns: float64[K, keys].
+        present: bool[K, keys], which of them there are; the other values mean nothing.
+    """
+
+    def __init__(self, names: tuple[str, ...], values: np.ndarray, present: np.ndarray) -> None:
+        self.keys_of_columns, self.values_of_columns, self.present = names, values, present
+        self._rows = np.flatnonzero(present.any(axis=1)).tolist()
+
+    def __getitem__(self, row: int) -> dict[str, float]:
+        if row not in self._rows:
+            raise KeyError(row)
+        columns = zip(self.keys_of_columns, self.values_of_columns[row], self.present[row], strict=True)
+        return {name: float(value) for name, value, there in columns if there}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+class RowReader:
+    """Copies finished rows out of shared memory and moves their slots on."""
+
+    def __init__(self, team: WorkerTeam, worker_of: np.ndarray, states: SlotStates, info_keys: tuple[str, ...]) -> None:
+        self._team, self._block, self._worker_of = team, team.block, worker_of
+        self._states, self._info_keys = states, info_keys
+        self._no = np.zeros(states.num_envs, bool)
+        self._no.flags.writeable = False
+
+    def empty(self) -> StepBatch:
+        """A batch of no rows."""
+        return self.take(np.zeros(0, np.int64))
+
+    def take(self, ids: np.ndarray) -> StepBatch:
+        """The finished rows of these slots, int64[K]; those that failed are in ``failures`` instead."""
+        block, code = self._block, self._states.code
+        plane = block.step
+        if ids is self._states.all_ids:
+            obs: Any = plane.obs.copy() if type(plane.obs) is np.ndarray else map_tree(np.copy, plane.obs)
+            rewards, flags = plane.rewards.copy(), plane.flags.tobytes()
+            block.taken[:] = block.done
+            code.fill(WAITING)
+        else:
+            obs = gather(plane.obs, ids)
+            rewards, flags = plane.rewards[ids], plane.flags[ids].tobytes()
+            block.taken[ids] = block.done[ids]
+            code[ids] = WAITING
+        if flags.count(0) == len(flags):
+            no = self._no[: len(ids)]
+            return StepBatch(ids, obs, rewards, no, no, no)
+        block.command[ids] = STEP
+        return self._with_flags(plane, 0, StepBatch(ids, obs, rewards, self._no, self._no, self._no), flags)
+
+    def take_firsts(self, ids: np.ndarray) -> StepBatch:
+        """The first observations of slots that were reset ahead, in this order."""
+        plane = self._block.first
+        self._states.code[ids] = WAITING
+        self._block.steps[ids] = 0
+        batch = StepBatch(ids, gather(plane.obs, ids), plane.rewards[ids], self._no, self._no, self._no)
+        return self._with_flags(plane, 1, batch, plane.flags[ids].tobytes())
+
+    def _with_flags(self, plane: Plane, number: int, batch: StepBatch, flags: bytes) -> StepBatch:
+        ids, code = batch.env_ids, self._states.code
+        bits = np.frombuffer(flags, np.uint8)
+        code[ids[bits & ENDED_BY != 0]] = ENDED
+        columns = [bits & bit != 0 for bit in (TERMINATED, TRUNCATED, FIRST)]
+        infos = self._infos(plane, number, ids, bits)
+        batch = StepBatch(ids, batch.obs, batch.rewards, columns[0], columns[1], columns[2], infos)
+        failed = bits & IS_FAILED != 0
+        if not failed.any():
+            return batch
+        code[ids[failed]] = FAILED
+        failures = {slot: self._failure(slot, number) for slot in ids[failed].tolist()}
+        return reorder(batch._replace(failures=failures), np.flatnonzero(~failed))
+
+    def _infos(self, plane: Plane, number: int, ids: np.ndarray, bits: np.ndarray) -> Mapping[int, dict[str, Any]]:
+        rows = np.flatnonzero(bits & HAS_INFO)
+        if not len(rows):
+            return {}
+        if self._info_keys:
+            return ColumnInfos(self._info_keys, plane.infos[ids], plane.has_info[ids])
+        found = {}
+        for row, slot in zip(rows.tolist(), ids[rows].tolist(), strict=True):
+            note = self._note(slot, number)
+            if note is not None:
+                found[row] = pickle.loads(note)
+        return found
+
+    def _failure(self, slot: int, number: int) -> EnvFailedError:
+        note = self._note(slot, number)
+        if note is None:
+            return EnvFailedError(f"slot {slot}: it failed, and its worker died before it said why", slot=slot)
+        return unpack_failure(note)
+
+    def _note(self, slot: int, number: int) -> Any:
+        return self._team.note(int(self._worker_of[slot]), slot, number, int(self._block.request[slot]))
+
+
+def reorder(batch: StepBatch, rows: np.ndarray) -> StepBatch:
+    """These rows of a batch, in this order."""
+    infos = {new: batch.infos[old] for new, old in enumerate(rows.tolist()) if old in batch.infos}
+    columns = [gather(column, rows) for column in batch[:6]]
+    return StepBatch._make([*columns, infos, batch.failures, None, None])
+
+
+def merge_batches(a: StepBatch, b: StepBatch) -> StepBatch:
+    """The rows of both, by rising slot."""
+    infos = {**a.infos, **{row + len(a.env_ids): info for row, info in b.infos.items()}}
+    columns = [concat([x, y]) for x, y in zip(a[:6], b[:6], strict=True)]
+    merged = StepBatch._make([*columns, infos, {**a.failures, **b.failures}, None, None])
+    return reorder(merged, np.argsort(merged.env_ids))

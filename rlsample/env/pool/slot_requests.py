@@ -1,0 +1,223 @@
+"""What each slot was asked for and still owes, through failures, deaths and restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.base_env import StepBatch
+from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.row_reader import RowReader, merge_batches
+from rlsample.env.pool.shared_block import RESET, RESTART, STEP
+from rlsample.env.pool.worker_team import Death, WorkerTeam
+from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, SlotStates
+from rlsample.errors import EnvFailedError, RlsampleError
+from rlsample.tree import Tree, assign
+
+__all__ = ["SlotRequests"]
+
+_MAX_BACKOFF_S = 60.0
+
+
+class SlotRequests:
+    """Writes requests for the workers and knows which are open.
+
+    A slot owes a row from its request until it is taken, whatever happens to its worker: a failure takes the row's
+    place. When a worker dies, slots that owe something fail now; the others fail when they are asked for something.
+
+    Attributes:
+        owed: rows asked for and not taken yet, failures included, restarts that are not due yet excluded.
+        failed_now: slot -> failure, to be given out instead of a row.
+        delayed: slot -> when its restart is due, in seconds of the monotonic clock.
+        last_failure: slot -> the latest failure given out.
+    """
+
+    def __init__(self, team: WorkerTeam, states: SlotStates, settings: EnvSettings, reset_ahead: bool) -> None:
+        self._team, self._states, self._settings, self._reset_ahead = team, states, settings, reset_ahead
+        self._block = team.block
+        self._all_ids = states.all_ids
+        self.worker_of = np.repeat(np.arange(len(team.slots)), [len(mine) for mine in team.slots])
+        self._everyone = range(len(team.slots))
+        self._incarnation = [0] * states.num_envs
+        self._lost: dict[int, Death] = {}  # slots of dead workers that owe nothing
+        self._awaited: set[int] = set()  # ended slots that were asked to start while their worker still resets them
+        self.owed = 0
+        self.failed_now: dict[int, EnvFailedError] = {}
+        self.delayed: dict[int, float] = {}
+        self.last_failure: dict[int, EnvFailedError] = {}
+        self._rows = RowReader(team, self.worker_of, states, team.info_keys)
+
+    # ------------------------------------------------------------------ asking
+
+    def ask(self, ids: np.ndarray, command: int, actions: Tree = None) -> None:
+        """Asks checked slots for a step (with checked actions), a reset or a restart, and wakes their workers."""
+        if not len(ids):
+            return
+        block, everyone = self._block, ids is self._all_ids
+        where: Any = slice(None) if everyone else ids
+        if command == STEP:
+            assign(block.actions, where, actions)
+            self._states.code[where] = BUSY
+        else:
+            block.command[where] = command
+            self._states.code[where] = RESETTING
+        block.request[where] += 1
+        self.owed += len(ids)
+        if self._lost:
+            for slot in self._those_lost(ids):
+                step = int(block.steps[slot]) + 1 if command == STEP else None
+                self._void(slot)
+                self.failed_now[slot] = self._lost.pop(slot).failure(slot, step)
+        self._team.wake(self._everyone if everyone else set(self.worker_of[ids].tolist()))
+
+    def begin_resets(self, ids: np.ndarray) -> None:
+        """Asks checked slots, waiting or ended, for a new episode."""
+        ended = self._states.code[ids] == ENDED if self._reset_ahead else np.zeros(len(ids), bool)
+        ahead = ids[ended]
+        self._states.code[ahead] = RESETTING
+        self.owed += len(ahead)
+        lost = self._those_lost(ahead)
+        self._awaited.update(slot for slot in ahead.tolist() if slot not in lost)
+        for slot in lost:
+            self.failed_now[slot] = self._lost.pop(slot).failure(slot, None)
+        self.ask(ids[~ended], RESET)
+
+    def restart(self, ids: Iterable[int]) -> None:
+        """Has failed slots restarted when their back-off is over.
+
+        Raises:
+            EnvFailedError: a slot's budget is used up; nothing was changed.
+        """
+        most, now = self._settings.max_restarts, time.monotonic()
+        for slot in ids:
+            if self._incarnation[slot] >= most:
+                failure = self.last_failure[slot]
+                raise EnvFailedError(
+                    f"{failure} (no restart left: max_restarts={most})",
+                    slot=slot,
+                    episode_step=failure.episode_step,
+                    remote_traceback=failure.remote_traceback,
+                ) from failure
+        for slot in ids:
+            back_off = self._settings.restart_backoff_s * 2.0 ** min(self._incarnation[slot], 60)
+            self.delayed[slot] = now + min(back_off, _MAX_BACKOFF_S)
+            self._incarnation[slot] += 1
+            self._states.code[slot] = RESETTING
+            self._lost.pop(slot, None)
+
+    def begin_due_restarts(self) -> None:
+        """Asks for the restarts whose time has come, with a new process where the old one is dead."""
+        now = time.monotonic()
+        for slot in [s for s, due in self.delayed.items() if due <= now]:
+            del self.delayed[slot]
+            w = int(self.worker_of[slot])
+            self._block.incarnation[slot] = self._incarnation[slot]
+            self.ask(np.array([slot]), RESTART)
+            if self._team.is_up(w):
+                continue
+            try:
+                self._team.relaunch(w)
+            except (OSError, RlsampleError) as e:
+                failure = EnvFailedError(f"slot {slot}: worker {w} cannot be started again: {e}", slot=slot)
+                failure.__cause__ = e
+                self._void(slot)
+                self.failed_now[slot] = failure
+
+    def worker_died(self, death: Death) -> None:
+        """Turns what the worker's slots owe into failures."""
+        block, code = self._block, self._states.code
+        for slot in self._team.slots[death.worker]:
+            if code[slot] == FAILED or slot in self.delayed or slot in self.failed_now:
+                continue
+            if slot in self._awaited and block.ahead[slot] != block.request[slot]:
+                self._awaited.discard(slot)
+                self.failed_now[slot] = death.failure(slot, None)
+            elif block.done[slot] != block.request[slot]:
+                step = int(block.steps[slot]) + 1 if code[slot] == BUSY else None
+                self._void(slot)
+                self.failed_now[slot] = death.failure(slot, step)
+            else:
+                self._lost[slot] = death
+
+    def _those_lost(self, ids: np.ndarray) -> list[int]:
+        return [slot for slot in ids.tolist() if slot in self._lost] if self._lost else []
+
+    def _void(self, slot: int) -> None:
+        """Takes back what a slot of a dead worker was asked."""
+        block = self._block
+        block.done[slot] = block.taken[slot] = block.request[slot]
+        block.command[slot] = STEP
+
+    # ------------------------------------------------------------------ what is there
+
+    def num_published(self) -> int:
+        """Rows the workers have published that are not taken yet."""
+        return int(np.count_nonzero(self._block.done != self._block.taken))
+
+    def num_ready(self) -> int:
+        """Rows and failures that could be taken now."""
+        ready = self.num_published() + len(self.failed_now)
+        return ready + len(self._awaited_now()) if self._awaited else ready
+
+    def ready(self) -> set[int]:
+        """The slots whose row or failure could be taken now."""
+        published = np.flatnonzero(self._block.done != self._block.taken).tolist()
+        return {*published, *self.failed_now, *self._awaited_now()}
+
+    def owing(self, slots: Iterable[int]) -> list[int]:
+        """Those of these slots that owe a row, or have one to be taken."""
+        code = self._states.code
+        return [s for s in slots if code[s] in (BUSY, RESETTING) and s not in self.delayed]
+
+    def first_ones(self, ids: np.ndarray) -> StepBatch | None:
+        """The first observations of slots that all have ended and been reset ahead by now; None if one was not."""
+        block = self._block
+        if not self._reset_ahead or self._lost or (self._states.code[ids] != ENDED).any():
+            return None
+        if (block.ahead[ids] != block.request[ids]).any():
+            return None
+        return self._noted(self._rows.take_firsts(ids))
+
+    def take_all(self) -> StepBatch:
+        """Everything that is ready."""
+        if not self.failed_now and not self._awaited:
+            fresh = np.flatnonzero(self._block.done != self._block.taken)
+            self.owed -= len(fresh)
+            return self._noted(self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh))
+        return self.take(self.ready())
+
+    def take(self, slots: Iterable[int]) -> StepBatch:
+        """The rows or failures of slots that are ready, by rising slot."""
+        slots = sorted(slots)
+        self.owed -= len(slots)
+        failed = {s: self.failed_now.pop(s) for s in slots if s in self.failed_now}
+        awaited = [s for s in slots if s in self._awaited]
+        self._awaited.difference_update(awaited)
+        plain = [s for s in slots if s not in failed and s not in awaited]
+        batch = self._rows.take(self._all_ids if len(plain) == len(self._all_ids) else np.array(plain, np.int64))
+        if awaited:
+            batch = merge_batches(batch, self._rows.take_firsts(np.array(awaited)))
+        if failed:
+            self._states.code[list(failed)] = FAILED
+            batch = batch._replace(failures={**batch.failures, **failed})
+        return self._noted(batch)
+
+    def reread(self, ids: np.ndarray) -> StepBatch:
+        """The rows of slots that were reset without a request."""
+        return self._noted(self._rows.take(ids))
+
+    def empty(self) -> StepBatch:
+        """A batch of no rows."""
+        return self._rows.empty()
+
+    def _awaited_now(self) -> list[int]:
+        block = self._block
+        return [s for s in self._awaited if block.ahead[s] == block.request[s]]
+
+    def _noted(self, batch: StepBatch) -> StepBatch:
+        if batch.failures:
+            self.last_failure.update(batch.failures)  # type: ignore[arg-type]
+        return batch

@@ -1,0 +1,396 @@
+"""A worker's sub-envs: built, stepped and reset, with every result written straight into the shared rows."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlsample.env.base_env import EnvContext, slot_seed
+from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.pool.messages import pack_failure
+from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
+from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
+from rlsample.errors import EnvFailedError, SpaceError
+from rlsample.tree import Tree, gather
+
+__all__ = ["EnvPlan", "LocalPlane", "SlotRunner"]
+
+_BLANK = (None, 0.0, False, False, None)
+
+
+@dataclass(frozen=True)
+class EnvPlan:
+    """What every worker of a pool is told about its envs.
+
+    Attributes:
+        make: builds the env of one slot.
+        num_envs, seed, worker_index, env_config, allow_nonfinite, info_keys: as in the pool.
+    """
+
+    make: Callable[[EnvContext], gymnasium.Env[Any, Any]]
+    num_envs: int
+    seed: int | None = None
+    worker_index: int = 0
+    env_config: Mapping[str, Any] = field(default_factory=dict)
+    allow_nonfinite: bool = False
+    info_keys: tuple[str, ...] = ()
+
+
+class LocalPlane:
+    """The rows of one plane that belong to this worker: views."""
+
+    def __init__(self, plane: Any, mine: slice, number: int) -> None:
+        self.number = number
+        self.obs: Tree = gather(plane.obs, mine)
+        self.rewards: np.ndarray = plane.rewards[mine]
+        self.flags: np.ndarray = plane.flags[mine]
+        self.infos: np.ndarray = plane.infos[mine]
+        self.has_info: np.ndarray = plane.has_info[mine]
+
+
+class SlotRunner:
+    """The sub-envs of slots ``first <= slot < stop``; row r of the shared views is slot ``first + r``.
+
+    The checks and the words of the errors are those of the inline loop (:mod:`rlsample.env.gym_envs`).
+
+    Attributes:
+        outbox: what has to travel by pipe before the rows are published: ``(slot, plane, request, payload)``, the
+            payload a pickled info or a packed failure.
+    """
+
+    def __init__(self, plan: EnvPlan, slots: range, line: memoryview) -> None:
+        self.plan, self.first, self.count = plan, slots.start, len(slots)
+        self.outbox: list[tuple[int, int, int, Any]] = []
+        self._line, self._begun = line, 0
+        self._envs: list[Any] = [None] * self.count
+        self._steps: list[Any] = [None] * self.count
+        self._limits = np.zeros(self.count, np.int64)
+        self._seeded = [False] * self.count
+        self._incarnation = [0] * self.count
+        self._ahead: set[int] = set()  # rows that were reset ahead and not stepped since
+
+    # ------------------------------------------------------------------ building
+
+    def build_all(self) -> tuple[Any, Any]:
+        """Builds every env; returns their observation and action space.
+
+        Raises:
+            EnvFailedError: a constructor raised.
+            SpaceError: slots differ in their spaces.
+        """
+        for row in range(self.count):
+            self._build(row)
+        spaces = self._envs[0].observation_space, self._envs[0].action_space
+        for row, env in enumerate(self._envs):
+            require_same_spaces(env, self.first + row, spaces, self.first)
+        return spaces
+
+    def _build(self, row: int) -> None:
+        plan, slot = self.plan, self.first + row
+        self._call(row)
+        context = EnvContext(plan.worker_index, slot, plan.num_envs, self._incarnation[row], plan.env_config)
+        try:
+            env = plan.make(context)
+        except EnvFailedError:
+            raise
+        except Exception as e:
+            raise self._failure(row, e, "__init__") from e
+        if not isinstance(env, gymnasium.Env):
+            raise EnvFailedError(
+                f"slot {slot}: the factory made {type(env).__name__}, but backend='process' takes a gymnasium.Env per "
+                "slot; use backend='inline' for vector envs",
+                slot=slot,
+            )
+        self._envs[row] = env
+        self._steps[row], self._limits[row] = peel(env)
+
+    def attach(self, block: SlotBlock, spaces: tuple[Any, Any]) -> None:
+        """Takes the shared columns; from now on :meth:`step` and the resets can be called."""
+        mine = slice(self.first, self.first + self.count)
+        self._spaces = spaces
+        self._writer, self._codec = ObsWriter(spaces[0]), ActionCodec(spaces[1])
+        self._actions = gather(block.actions, mine)
+        self._elapsed, self._asked = block.steps[mine], block.incarnation[mine]
+        self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
+        self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
+        shape, dtype = self._writer.shape, self._writer.dtype
+        self._checks_obs = dtype is not None and dtype.kind == "f"
+        if shape:
+            self._row_lengths = {shape[0]}
+            self._flat_obs = self.stepped.obs.reshape(-1, *shape[1:])
+
+    def _call(self, row: int) -> None:
+        """Marks in shared memory which slot's code runs now."""
+        self._begun += 1
+        self._line[ROW], self._line[PROGRESS] = self.first + row, self._begun
+
+    # ------------------------------------------------------------------ stepping
+
+    def step(self, rows: list[int]) -> list[int]:
+        """Steps these rows with the shared actions and writes what came; returns those whose episode ended."""
+        everyone = len(rows) == self.count
+        where: Any = slice(None) if everyone else rows
+        if self._ahead:
+            self._ahead.difference_update(rows)
+        failed: dict[int, EnvFailedError] = {}
+        results = self._call_steps(rows, self._codec.to_env(gather(self._actions, where)), failed)
+        elapsed = self._elapsed
+        elapsed[where] += 1
+        terminated, truncated, infos = self._write_rows(rows, where, results, failed)
+        flags = self.stepped.flags
+        flags[where] = 0
+        late = elapsed[where] >= self._limits[where]
+        ended: list[int] = []
+        if any(terminated) or any(truncated) or late.any():
+            for row, term, trunc, over in zip(rows, terminated, truncated, late.tolist(), strict=True):
+                if (term or trunc or over) and row not in failed:
+                    flags[row] = (TERMINATED if term else 0) | (TRUNCATED if trunc or over else 0)
+                    ended.append(row)
+        if failed or any(infos):
+            self._post(self.stepped, rows, {row: info for row, info in zip(rows, infos, strict=True) if info}, failed)
+        elif self.plan.info_keys:
+            self.stepped.has_info[where] = False
+        return [row for row in ended if not flags[row] & IS_FAILED] if failed else ended
+
+    def _call_steps(self, rows: list[int], actions: list[Any], failed: dict[int, EnvFailedError]) -> list[Any]:
+        """What each env returned; a blank, and an entry in ``failed``, for one that raised."""
+        calls = self._steps if len(rows) == self.count else [self._steps[row] for row in rows]
+        line, first, begun = self._line, self.first, self._begun
+        results: list[Any] = []
+        append = results.append
+        turns = zip(rows, calls, actions, strict=True)
+        while len(results) < len(rows):
+            try:
+                for row, call, action in turns:
+                    begun += 1
+                    line[ROW], line[PROGRESS] = first + row, begun
+                    append(call(action))
+            except Exception as e:
+                row = rows[len(results)]
+                failed[row] = self._failure(row, e, "step", int(self._elapsed[row]) + 1)
+                append(_BLANK)
+        self._begun = begun
+        line[ROW] = -1
+        return results
+
+    def _write_rows(
+        self, rows: list[int], where: Any, results: list[Any], failed: dict[int, EnvFailedError]
+    ) -> tuple[Any, Any, Any]:
+        """Writes observations and rewards; returns both flags and the infos. All at once where all is well."""
+        plane, shape = self.stepped, self._writer.shape
+        if shape and not failed:
+            try:
+                all_obs, all_rewards, terminated, truncated, infos = zip(*results, strict=True)
+                rewards = np.array(all_rewards, np.float32)
+                if set(map(len, all_obs)) == self._row_lengths and rewards.ndim == 1:
+                    if len(rows) == self.count:
+                        np.concatenate(all_obs, out=self._flat_obs, casting="no")
+                        flat = self._flat_obs.ravel()
+                    else:
+                        part = np.concatenate(all_obs, dtype=self._writer.dtype, casting="no")
+                        plane.obs[rows] = part.reshape(len(rows), *shape)
+                        flat = part.ravel()
+                    plane.rewards[where] = rewards
+                    # squares summed are finite only if all entries are; else the exact check decides
+                    flat = flat if self._checks_obs else rewards
+                    if self.plan.allow_nonfinite or (isfinite(flat.dot(flat)) and isfinite(rewards.dot(rewards))):
+                        return terminated, truncated, infos
+            except (TypeError, ValueError):
+                pass
+        return self._write_one_by_one(rows, results, failed)
+
+    def _write_one_by_one(
+        self, rows: list[int], results: list[Any], failed: dict[int, EnvFailedError]
+    ) -> tuple[Any, Any, Any]:
+        """As :meth:`_write_rows`, with every result checked by itself and the faulty ones in ``failed``."""
+        count, plane, allow = len(rows), self.stepped, self.plan.allow_nonfinite
+        terminated, truncated = [False] * count, [False] * count
+        infos: list[Any] = [None] * count
+        for at, (row, result) in enumerate(zip(rows, results, strict=True)):
+            if row in failed:
+                continue
+            slot, step = self.first + row, int(self._elapsed[row])
+            try:
+                if not isinstance(result, tuple) or len(result) != 5:
+                    raise EnvFailedError(bad_result(result, slot, step), slot=slot, episode_step=step)
+                ob, reward, term, trunc, infos[at] = result
+                self._writer.write(plane.obs, row, ob, slot, step)
+                plane.rewards[row] = coerce_reward(reward, slot, step, allow)
+                terminated[at], truncated[at] = bool(term), bool(trunc)
+            except Exception as e:
+                failed[row] = self._failure(row, e, "step", step)
+        self._find_nonfinite(plane, rows, failed)
+        return terminated, truncated, infos
+
+    def _find_nonfinite(self, plane: LocalPlane, rows: list[int], failed: dict[int, EnvFailedError]) -> None:
+        if self.plan.allow_nonfinite:
+            return
+        for at, path, value in nonfinite_rows(gather(plane.obs, rows)):
+            row = rows[at]
+            slot, step = self.first + row, 0 if plane.number else int(self._elapsed[row])
+            place = f" at {path}" if path else ""
+            failure = EnvFailedError(
+                f"slot {slot}, episode step {step}: observation{place} holds {value}; mend the env, or set "
+                "allow_nonfinite=True",
+                slot=slot,
+                episode_step=step,
+            )
+            failed.setdefault(row, failure)
+
+    def _failure(self, row: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
+        if isinstance(error, EnvFailedError):
+            return error
+        slot = self.first + row
+        at = f"slot {slot}" if step is None else f"slot {slot}, episode step {step}"
+        failure = EnvFailedError(f"{at}: {where} raised {type(error).__name__}: {error}", slot=slot, episode_step=step)
+        failure.__cause__ = error
+        return failure
+
+    # ------------------------------------------------------------------ starting again
+
+    def restart(self, rows: list[int]) -> None:
+        """Replaces the envs of these rows and resets the new ones."""
+        built = []
+        for row in rows:
+            env, self._envs[row] = self._envs[row], None
+            self._incarnation[row], self._seeded[row] = int(self._asked[row]), False
+            try:
+                if env is not None:
+                    self._call(row)
+                    env.close()
+            except Exception:
+                pass  # it is broken; what matters is the new one
+            try:
+                self._build(row)
+                require_same_spaces(self._envs[row], self.first + row, self._spaces, None)
+                built.append(row)
+            except Exception as e:
+                failure = e if isinstance(e, EnvFailedError) else self._failure(row, e, "reset")
+                self.stepped.flags[row] = 0
+                self._post(self.stepped, [row], {}, {row: failure})
+        self.reset(built)
+
+    def reset(self, rows: list[int], seeds: list[int | None] | None = None, options: Any = None) -> None:
+        """Resets these rows, for all to see; ``seeds`` and ``options`` go to the envs."""
+        self._ahead.difference_update(rows)
+        self._reset_into(self.stepped, rows, seeds, options)
+        self._elapsed[rows] = 0
+
+    def reset_ahead(self, rows: list[int]) -> None:
+        """Resets rows whose episode has ended, before anybody asks."""
+        self._reset_into(self.firsts, rows, None, None)
+        self._ahead.update(rows)
+
+    def _reset_into(self, plane: LocalPlane, rows: list[int], seeds: list[int | None] | None, options: Any) -> None:
+        infos: dict[int, Any] = {}
+        failed: dict[int, EnvFailedError] = {}
+        for at, row in enumerate(rows):
+            self._call(row)
+            if seeds is not None and seeds[at] is not None:
+                self._seeded[row] = True
+                seed = seeds[at]
+            else:
+                seed = self._first_seed(row)
+            try:
+                ob, info = self._envs[row].reset(seed=seed, **({} if options is None else {"options": options}))
+                self._writer.write(plane.obs, row, ob, self.first + row, None)
+                if info:
+                    infos[row] = info
+            except Exception as e:
+                failed[row] = self._failure(row, e, "reset")
+        self._line[ROW] = -1
+        plane.rewards[rows] = 0
+        plane.flags[rows] = FIRST
+        if rows:
+            self._find_nonfinite(plane, rows, failed)
+        self._post(plane, rows, infos, failed)
+
+    def _first_seed(self, row: int) -> int | None:
+        if self._seeded[row]:
+            return None
+        self._seeded[row] = True
+        plan = self.plan
+        return slot_seed(plan.seed, plan.worker_index, self.first + row, self._incarnation[row])
+
+    # ------------------------------------------------------------------ infos and failures
+
+    def _post(
+        self, plane: LocalPlane, rows: list[int], infos: dict[int, Any], failed: dict[int, EnvFailedError]
+    ) -> None:
+        keys = self.plan.info_keys
+        if keys:
+            plane.has_info[rows] = False
+        for row, info in infos.items():
+            if row in failed:
+                continue
+            try:
+                if keys:
+                    self._write_numbers(plane, row, info)
+                    continue
+                packed = pickle.dumps(info, protocol=5)
+            except Exception as e:
+                what = "hold only numbers under info_keys" if keys else "name what you need of it in info_keys"
+                failed[row] = EnvFailedError(
+                    f"slot {self.first + row}: its info cannot be sent to another process ({type(e).__name__}: {e}); "
+                    f"{what}",
+                    slot=self.first + row,
+                    episode_step=None if plane.flags[row] & FIRST else int(self._elapsed[row]),
+                )
+                continue
+            plane.flags[row] |= HAS_INFO
+            self._send(plane, row, packed)
+        for row, failure in failed.items():
+            plane.flags[row] = IS_FAILED
+            self._send(plane, row, pack_failure(failure))
+
+    def _write_numbers(self, plane: LocalPlane, row: int, info: Mapping[str, Any]) -> None:
+        for at, key in enumerate(self.plan.info_keys):
+            if key in info:
+                plane.infos[row, at] = info[key]
+                plane.has_info[row, at] = True
+                plane.flags[row] |= HAS_INFO
+
+    def _send(self, plane: LocalPlane, row: int, payload: Any) -> None:
+        self.outbox.append((self.first + row, plane.number, int(self.request[row]), payload))
+
+    # ------------------------------------------------------------------ the envs themselves
+
+    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """``env.get_wrapper_attr(name)`` of each env; called with the arguments if it can be called."""
+        found = []
+        for row, env in enumerate(self._envs):
+            self._call(row)
+            value = env.get_wrapper_attr(name)
+            found.append(value(*args, **kwargs) if callable(value) else value)
+        self._line[ROW] = -1
+        return found
+
+    def set_attr(self, name: str, values: list[Any]) -> None:
+        """``env.set_wrapper_attr(name, value)`` of each env."""
+        for env, value in zip(self._envs, values, strict=True):
+            env.set_wrapper_attr(name, value)
+
+    def close(self) -> None:
+        """Closes each env once; goes on past those that raise."""
+        for row, env in enumerate(self._envs):
+            self._envs[row] = None
+            if env is not None:
+                self._call(row)
+                try:
+                    env.close()
+                except Exception:
+                    continue  # nothing can be done about it, and nobody waits for the answer
+
+
+def require_same_spaces(env: Any, slot: int, spaces: tuple[Any, Any], first: int | None) -> None:
+    """Raises SpaceError unless the env has these spaces."""
+    for mine, want in zip((env.observation_space, env.action_space), spaces, strict=True):
+        if mine is not want and mine != want:
+            whose = "the pool" if first is None else f"slot {first}"
+            raise SpaceError(f"slot {slot} has space {mine}, {whose} has {want}: all slots need the same spaces")
