@@ -18,8 +18,9 @@ from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_wrappers import bad_result, peel
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
+from rlsample.env.step_batches import merge, without_slots
 from rlsample.errors import EnvClosedError, EnvFailedError, SpaceError
-from rlsample.tree import Tree, concat, gather
+from rlsample.tree import Tree
 
 __all__ = ["GymEnvs"]
 
@@ -73,6 +74,7 @@ class GymEnvs(BaseEnv):
         self._sent: tuple[np.ndarray, list[Any]] | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._closing = threading.Event()
         self._envs: list[gymnasium.Env[Any, Any] | None] = []
         try:
             for slot in range(num_envs):
@@ -155,6 +157,7 @@ class GymEnvs(BaseEnv):
 
     def close(self) -> None:
         self._closed = True
+        self._closing.set()
         if self._lock.acquire(timeout=_CLOSE_WAIT_S):  # else the poll that holds it closes the envs when its step ends
             try:
                 self._close_envs()
@@ -278,10 +281,7 @@ class GymEnvs(BaseEnv):
         for slot, failure in failures.items():
             self._failures[slot] = failure
             self._states.code[slot] = FAILED
-        good = np.flatnonzero([slot not in failures for slot in batch.env_ids.tolist()])
-        infos = {new: batch.infos[old] for new, old in enumerate(good.tolist()) if old in batch.infos}
-        columns = [gather(column, good) for column in batch[:6]]
-        return StepBatch(*columns, infos, dict(failures))
+        return without_slots(batch, failures)
 
     # ------------------------------------------------------------------ starting and restarting
 
@@ -295,15 +295,15 @@ class GymEnvs(BaseEnv):
         due = [s for s in slots if self._not_before[s] <= time.monotonic()]
         if not due and not parts:
             wait_s = min(self._not_before[s] for s in slots) - time.monotonic()
+            self._closing.wait(max(0.0, wait_s if timeout_s is None else min(wait_s, timeout_s)))
+            self._require_open()
             if timeout_s is not None and timeout_s < wait_s:
-                time.sleep(timeout_s)
                 return self._reset(self.all_ids[:0])
-            time.sleep(max(0.0, wait_s))
             due = [s for s in slots if self._not_before[s] <= time.monotonic()]
         if due:
             self._num_resetting -= len(due)
             parts.append(self._reset(self.all_ids if len(due) == self.num_envs else np.array(due)))
-        return parts[0] if len(parts) == 1 else _merge(parts)
+        return parts[0] if len(parts) == 1 else merge(parts)
 
     def _reset(self, ids: np.ndarray) -> StepBatch:
         count = len(ids)
@@ -414,15 +414,3 @@ class GymEnvs(BaseEnv):
                 errors.append(e)
         if errors:
             raise errors[0]
-
-
-def _merge(parts: list[StepBatch]) -> StepBatch:
-    infos: dict[int, dict[str, Any]] = {}
-    failures: dict[int, BaseException] = {}
-    offset = 0
-    for part in parts:
-        infos.update({row + offset: info for row, info in part.infos.items()})
-        failures.update(part.failures)
-        offset += len(part.env_ids)
-    columns = [concat([part[i] for part in parts]) for i in range(6)]
-    return StepBatch(*columns, infos, failures)
