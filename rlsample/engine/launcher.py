@@ -1,0 +1,210 @@
+"""An engine's side of its nursery: starting workers, killing them, learning how they ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from rlsample.engine.nursery import NurseryLink, python_command, serve
+from rlsample.engine.pump import Pump
+from rlsample.errors import ConfigError
+
+__all__ = ["Launcher", "check_start_method"]
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_PATIENCE_S = 1.0
+_METHODS = ("forkserver", "spawn", "fork")
+
+
+def check_start_method(start_method: str) -> None:
+    """ConfigError if this system cannot start workers that way, or ``fork`` would not be safe now."""
+    if sys.platform == "win32":
+        raise ConfigError("ProcessEngine needs Linux or macOS; use ThreadEngine on Windows")
+    if start_method not in _METHODS:
+        raise ConfigError(f"start_method {start_method!r}: must be one of {', '.join(_METHODS)}")
+    if start_method != "fork":
+        return
+    others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]
+    if others:
+        raise ConfigError(
+            f"start_method='fork' is not safe while other threads run ({', '.join(sorted(others))}): a child would "
+            "inherit their locks, held for ever; use 'forkserver' or 'spawn', or make the engine first"
+        )
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise ConfigError("start_method='fork' is not safe once CUDA is in use; use 'forkserver' or 'spawn'")
+
+
+class Launcher:
+    """Starts the nursery with the first worker, and again if it was lost.
+
+    Args:
+        start_method: "forkserver", "spawn" or "fork".
+        threads_per_worker: for BLAS and torch; set before they are loaded (not with "fork": they are loaded already).
+        pump: tells what the nursery sends.
+        on_started: ``(key, pid)``.
+        on_ended: ``(key, exit code)``; None: the nursery is gone and took its workers along.
+    """
+
+    def __init__(
+        self,
+        start_method: str,
+        threads_per_worker: int,
+        pump: Pump,
+        on_started: Callable[[int, int], None],
+        on_ended: Callable[[int, int | None], None],
+    ) -> None:
+        check_start_method(start_method)
+        self._method, self._threads, self._pump = start_method, threads_per_worker, pump
+        self._on_started, self._on_ended = on_started, on_ended
+        self._link: NurseryLink | None = None
+        self._nursery: subprocess.Popen[bytes] | _ForkedProcess | None = None
+        self._running: set[int] = set()
+        self._lock = threading.Lock()
+        if start_method == "fork":
+            self._start_nursery()  # while it is safe
+
+    def start(self, key: int, factory: bytes, sock: socket.socket) -> None:
+        """Has a worker started that serves ``sock``, which is closed here. It may take a while: see ``on_started``.
+
+        Raises:
+            ConfigError: the nursery cannot be started.
+        """
+        lost: set[int] = set()
+        try:
+            with self._lock, sock:
+                for attempt in (1, 2):
+                    if self._link is None:
+                        self._start_nursery()
+                    assert self._link is not None
+                    try:
+                        self._link.send(("start", key, factory), sock.fileno())
+                    except OSError as e:
+                        lost |= self._drop_nursery()
+                        if attempt == 2:
+                            raise ConfigError(f"the process that starts workers cannot run: {e}") from e
+                    else:
+                        self._running.add(key)
+                        return
+        finally:
+            self._tell(lost)
+
+    def _start_nursery(self) -> None:
+        check_start_method(self._method)
+        mine, its = socket.socketpair()
+        with its:
+            if self._method == "fork":
+                self._nursery = _ForkedProcess(mine, its)
+            else:
+                variables = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))}
+                forks = int(self._method == "forkserver")
+                self._nursery = subprocess.Popen(
+                    python_command("rlsample.engine.nursery.fresh_main", its.fileno(), forks, os.getpid()),
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(its.fileno(),),
+                    start_new_session=True,
+                )
+        self._link = NurseryLink(mine)
+        self._pump.register(mine.fileno(), self._read)
+
+    def _read(self) -> None:
+        link = self._link
+        if link is None:
+            return
+        try:
+            messages = link.feed()
+        except (EOFError, OSError):
+            with self._lock:
+                lost = self._drop_nursery() if self._link is link else set()
+            self._tell(lost)
+            return
+        for kind, key, number in messages:
+            if kind == "started":
+                self._on_started(key, number)
+            else:
+                self._running.discard(key)
+                self._on_ended(key, number)
+
+    def _drop_nursery(self) -> set[int]:
+        """Ends the nursery, and thereby its workers, whose keys are returned: to be told when the lock is free."""
+        if self._link is not None:
+            self._pump.unregister(self._link.sock.fileno())
+            self._link.sock.close()
+            self._link = None
+        if self._nursery is not None:
+            _end(self._nursery)
+            self._nursery = None
+        lost, self._running = self._running, set()
+        return lost
+
+    def _tell(self, lost: set[int]) -> None:
+        for key in lost:
+            self._on_ended(key, None)
+
+    def kill(self, key: int) -> None:
+        """Kills a worker; ``on_ended`` follows. Nothing happens if it has ended."""
+        with self._lock:
+            if self._link is not None and key in self._running:
+                with contextlib.suppress(OSError):  # the nursery is gone, and with it its workers
+                    self._link.send(("kill", key))
+
+    def close(self) -> None:
+        """Ends the nursery and what still runs; waits for that, bounded in time. Idempotent."""
+        with self._lock:
+            lost = self._drop_nursery()
+        self._tell(lost)
+
+
+def _end(process: subprocess.Popen[bytes] | _ForkedProcess) -> None:
+    try:
+        process.wait(_PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_PATIENCE_S)
+
+
+class _ForkedProcess:
+    """A nursery that is a fork of this process, with the part of Popen that is used here."""
+
+    def __init__(self, mine: socket.socket, its: socket.socket) -> None:
+        parent = os.getpid()
+        self.pid = os.fork()
+        if not self.pid:
+            try:
+                os.setsid()
+                mine.close()
+                for number in (signal.SIGTERM, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                _limit_torch()
+                serve(its, True, parent)
+            finally:
+                os._exit(1)
+
+    def wait(self, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                if os.waitpid(self.pid, os.WNOHANG)[0]:
+                    return
+            except ChildProcessError:  # somebody else has waited for it
+                return
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired("nursery", timeout_s)
+            time.sleep(0.002)
+
+    def kill(self) -> None:
+        os.kill(self.pid, signal.SIGKILL)
+
+
+def _limit_torch() -> None:
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)

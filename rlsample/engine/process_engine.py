@@ -1,0 +1,315 @@
+"""Workers in processes of their own, on this machine.
+
+    with ProcessEngine() as engine:
+        worker = engine.create(functools.partial(make_evaluator, "CartPole-v1"))
+        batch = worker.call("sample").result(timeout_s=60)
+
+No thread runs here: results are read by whoever waits for one (:class:`~rlsample.engine.pump.Pump`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from rlsample.engine.call_future import CallFuture, wait_for_futures
+from rlsample.engine.channel import BUILD, BUILT, CALL, CLOSE, CLOSED, ERROR, Channel, Frames, Message
+from rlsample.engine.engine import Engine, Future, Handle
+from rlsample.engine.failures import describe_exit, died, unpack_exception
+from rlsample.engine.launcher import Launcher, check_start_method
+from rlsample.engine.pump import Pump
+from rlsample.engine.shared_blocks import BlockPool
+from rlsample.engine.shared_value import SharedValue
+from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.settings import option
+
+__all__ = ["ProcessEngine", "ProcessHandle", "ProcessSettings"]
+
+log = logging.getLogger(__name__)
+
+_KILL_WAIT_S = 1.0
+
+
+@dataclass(frozen=True)
+class ProcessSettings:
+    """Options of :class:`ProcessEngine`."""
+
+    start_method: str = option(
+        "forkserver",
+        "'forkserver': forks of a clean process that has loaded what the factory needs; 'spawn': a fresh interpreter "
+        "each; 'fork': of this process, refused while other threads run",
+    )
+    threads_per_worker: int = option(1, "threads BLAS and torch may use in a worker")
+    close_timeout_s: float = option(2.0, "how long workers may take to close their objects before they are killed")
+
+    def __post_init__(self) -> None:
+        if self.threads_per_worker < 1 or not self.close_timeout_s >= 0:
+            raise ConfigError(
+                "threads_per_worker must be at least 1 and close_timeout_s at least 0, not "
+                f"{self.threads_per_worker} and {self.close_timeout_s}"
+            )
+
+
+class ProcessHandle(Handle):
+    """See :class:`~rlsample.engine.engine.Handle`.
+
+    Attributes:
+        pid: of the worker's process; None until it has started.
+    """
+
+    def __init__(
+        self, engine: ProcessEngine, key: int, index: int, incarnation: int, factory: bytes, sock: socket.socket
+    ) -> None:
+        self.engine, self.key, self.index, self.incarnation, self.factory = engine, key, index, incarnation, factory
+        self.pid: int | None = None
+        self.channel = Channel(sock, engine.pool)
+        self.fd = sock.fileno()
+        self.pending: dict[int, CallFuture] = {}
+        self.refuses: str | None = None  # why calls fail from now on
+        self.gone = False  # its channel is closed
+        self.build_failed = False
+        self.close_error: Exception | None = None
+        self.next_call = 0
+        self.lock = threading.Lock()  # guards pending and refuses together
+        self.send_lock = threading.Lock()  # frames are made and sent in one order
+
+    def call(self, name: str, *args: Any, tag: Any = None) -> Future:
+        """See :meth:`Handle.call`. Blocks only while the worker is behind by more than its socket takes (200 KB).
+
+        Raises:
+            TypeError, pickle.PicklingError, AttributeError: an argument does not pickle; nothing was started.
+        """
+        future = CallFuture(self, name, tag, self.engine.pump)
+        with self.lock:
+            if self.refuses is not None:
+                future.fail(died(self.index, self.incarnation, self.refuses, name))
+                return future
+            self.next_call += 1
+            call_id = self.next_call
+            self.pending[call_id] = future
+        try:
+            self.engine.send(self, lambda channel: channel.frames(CALL, call_id, name, args))
+        except BaseException:
+            with self.lock:
+                self.pending.pop(call_id, None)
+            raise
+        return future
+
+    def post(self, name: str, shared: SharedValue) -> None:
+        """Has ``object.name(value)`` run before the next call that has not begun; overtakes calls that wait.
+
+        Of several posts of one name that wait, only the newest is delivered. The value's arrays are read-only. An error
+        fails the next call.
+        """
+        self.engine.send(self, lambda channel: channel.shared_frames(name, shared))
+
+    def alive(self) -> bool:
+        self.engine.pump.poll()
+        return self.refuses is None and not self.build_failed
+
+    def refuse(self, why: str) -> None:
+        """Fails what is pending and what will be called."""
+        with self.lock:
+            if self.refuses is None:
+                self.refuses = why
+            pending, self.pending = list(self.pending.values()), {}
+        for future in pending:
+            future.fail(died(self.index, self.incarnation, self.refuses, future.name))
+
+
+class ProcessEngine(Engine):
+    """See :class:`~rlsample.engine.engine.Engine`; objects live in processes.
+
+    A worker that dies fails its calls at once with a WorkerDiedError that names its exit code or signal. Workers end
+    within two seconds when this process is killed, and ignore Ctrl-C. Factories and functions go by cloudpickle: those
+    of ``__main__`` need no import guard.
+
+    Args:
+        settings: see :class:`ProcessSettings`.
+
+    Raises:
+        ConfigError: the start method does not work here or now.
+    """
+
+    def __init__(self, settings: ProcessSettings | None = None) -> None:
+        self.settings = settings or ProcessSettings()
+        check_start_method(self.settings.start_method)
+        self.pool = BlockPool()
+        self.pump = Pump()
+        self._handles: dict[int, ProcessHandle] = {}  # key -> handle, those that are not gone
+        self._num_created = self._next_key = 0
+        self._closed = False
+        self._lock = threading.Lock()  # guards the above
+        self._reading = threading.RLock()  # a channel is read, or closed
+        self._closing = threading.Lock()
+        self._launcher = Launcher(
+            self.settings.start_method, self.settings.threads_per_worker, self.pump, self._started, self._ended
+        )
+
+    def create(self, factory: Callable[[int, int], Any]) -> ProcessHandle:
+        """See :meth:`Engine.create`.
+
+        Raises:
+            TypeError, pickle.PicklingError: the factory does not pickle.
+            WorkerDiedError: the engine is closed.
+        """
+        pickled = cloudpickle.dumps(factory, protocol=5)
+        with self._lock:
+            index = self._num_created
+            self._num_created += 1
+        return self._start(index, 0, pickled)
+
+    def replace(self, handle: Handle) -> ProcessHandle:
+        """See :meth:`Engine.replace`. The old process is killed."""
+        assert isinstance(handle, ProcessHandle)
+        self._launcher.kill(handle.key)
+        self._drop(handle, "was replaced")
+        return self._start(handle.index, handle.incarnation + 1, handle.factory)
+
+    def _start(self, index: int, incarnation: int, pickled: bytes) -> ProcessHandle:
+        with self._lock:
+            if self._closed:
+                raise WorkerDiedError("this ProcessEngine is closed")
+            mine, its = socket.socketpair()
+            mine.setblocking(False)
+            handle = ProcessHandle(self, self._next_key, index, incarnation, pickled, mine)
+            self._handles[self._next_key] = handle
+            self._next_key += 1
+        try:
+            self.pump.register(handle.fd, lambda: self._read(handle))
+            self._launcher.start(handle.key, pickled, its)
+        except BaseException:
+            self._drop(handle, "was never started")
+            raise
+        self.send(handle, lambda channel: channel.frames(BUILD, 0, "", (pickled, index, incarnation)))
+        return handle
+
+    def share(self, value: Any) -> SharedValue:
+        """A value for :meth:`ProcessHandle.post`, copied once, into shared memory if it is large."""
+        return SharedValue(value, self.pool)
+
+    def wait(
+        self, futures: Sequence[Future], num_ready: int = 1, timeout_s: float | None = None
+    ) -> tuple[list[Future], list[Future]]:
+        return wait_for_futures(self.pump, futures, num_ready, timeout_s)
+
+    # ------------------------------------------------------------------ sending and receiving
+
+    def send(self, handle: ProcessHandle, make_frames: Callable[[Channel], Frames], deadline: float = math.inf) -> None:
+        """Sends to a worker, reading from all meanwhile; that a worker is gone shows when it is read from."""
+        with handle.send_lock:
+            if handle.gone:
+                return
+            frames = make_frames(handle.channel)
+            while frames.pieces and time.monotonic() < deadline:
+                try:
+                    frames = handle.channel.send_some(frames)
+                except BlockingIOError:
+                    with contextlib.suppress(ValueError):  # its socket was closed meanwhile
+                        select.select([], [handle.channel.sock], [], 0.005)
+                    self.pump.poll()
+                except OSError:
+                    return
+
+    def _read(self, handle: ProcessHandle) -> None:
+        with self._reading:
+            if handle.gone:
+                return
+            try:
+                for message in handle.channel.feed():
+                    self._take(handle, message)
+            except Exception as e:
+                if not isinstance(e, (EOFError, OSError)):
+                    log.error("worker %d sent what cannot be read: %r", handle.index, e)
+                self.pump.unregister(handle.fd)
+                self._launcher.kill(handle.key)  # its end will be told with the exit code
+
+    def _take(self, handle: ProcessHandle, message: Message) -> None:
+        if message.kind == BUILT:
+            handle.build_failed = message.value() is not None
+        elif message.kind == CLOSED:
+            failed = message.value()
+            handle.close_error = failed and unpack_exception(failed)
+        else:
+            with handle.lock:
+                future = handle.pending.pop(message.call_id, None)
+            if future is not None:  # else the engine is being closed
+                _settle(future, message)
+
+    def _started(self, key: int, pid: int) -> None:
+        if key in self._handles:
+            self._handles[key].pid = pid
+
+    def _ended(self, key: int, code: int | None) -> None:
+        handle = self._handles.get(key)
+        if handle is None:
+            return
+        self._read(handle)  # what it sent before it ended counts
+        if not self._closed:
+            log.warning("worker %d (process %s) %s", handle.index, handle.pid, describe_exit(code))
+        self._drop(handle, describe_exit(code))
+
+    def _drop(self, handle: ProcessHandle, why: str) -> None:
+        with self._reading, self._lock:
+            handle.gone = True
+            self._handles.pop(handle.key, None)
+            self.pump.unregister(handle.fd)
+            handle.channel.close()
+        handle.refuse(why)
+        self.pump.wake()
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Closes every object and ends its process; one that takes longer than ``close_timeout_s`` is killed.
+
+        Raises:
+            Exception: the first that an object's ``close`` raised; everything has ended then.
+        """
+        with self._closing:
+            with self._lock:
+                if self._closed:
+                    return
+                self._closed = True
+                handles = list(self._handles.values())
+            for handle in handles:
+                handle.refuse("was closed")
+            self.pump.wake()
+            deadline = time.monotonic() + self.settings.close_timeout_s
+            for handle in handles:
+                self.send(handle, lambda channel: channel.frames(CLOSE, 0, "", None), deadline)
+            self.pump.wait_for(lambda: not self._handles, max(0.0, deadline - time.monotonic()))
+            for handle in list(self._handles.values()):
+                log.warning("worker %d was still busy when its engine was closed; it is killed", handle.index)
+                self._launcher.kill(handle.key)
+            self.pump.wait_for(lambda: not self._handles, _KILL_WAIT_S)
+            self._launcher.close()
+            for handle in list(self._handles.values()):
+                self._drop(handle, "was closed")
+            self.pump.close()
+            self.pool.close()
+        for handle in handles:
+            if handle.close_error is not None:
+                raise handle.close_error
+
+
+def _settle(future: CallFuture, message: Message) -> None:
+    try:
+        value = message.value()
+    except Exception as e:
+        future.fail(TypeError(f"the result of {future.name!r} cannot be unpickled here: {e!r}"))
+        return
+    if message.kind == ERROR:
+        future.fail(unpack_exception(value))
+    else:
+        future.resolve(value)
