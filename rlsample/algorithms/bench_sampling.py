@@ -8,7 +8,9 @@ from typing import Any
 
 from rlsample.algorithms.build import build_evaluator
 from rlsample.algorithms.run_config import configure
+from rlsample.algorithms.torch_threads import torch_threads
 from rlsample.errors import ConfigError
+from rlsample.evaluation import CommonPolicyEvaluator
 
 __all__ = ["bench_sampling"]
 
@@ -40,8 +42,6 @@ def bench_sampling(
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be positive, not {seconds}")
-    import torch
-
     config = configure(
         algo="ppo",
         env=env,
@@ -52,31 +52,21 @@ def bench_sampling(
         rollout_fragment_length=max(1, ROWS // num_envs),
         postprocess=False,
     )
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with contextlib.closing(build_evaluator(config)) as evaluator:
-            evaluator.sample()
-            evaluator.get_timers()
-            rows = 0
-            started = perf_counter()
-            while perf_counter() - started < seconds:
-                rows += evaluator.sample().count
-            took = perf_counter() - started
-            timers = evaluator.get_timers()
-    finally:
-        torch.set_num_threads(threads)
+    with torch_threads(1), contextlib.closing(build_evaluator(config)) as evaluator:
+        found = _measure(evaluator, seconds)
+    return {**found, "env": env, "num_envs": num_envs, "vectorize": vectorize, "inference": inference}
+
+
+def _measure(evaluator: CommonPolicyEvaluator, seconds: float) -> dict[str, Any]:
+    evaluator.sample()
+    evaluator.get_timers()
+    rows = 0
+    started = perf_counter()
+    while perf_counter() - started < seconds:
+        rows += evaluator.sample().count
+    took = perf_counter() - started
+    timers = evaluator.get_timers()
     polls = int(timers["sampler/polls"])
     split = {f"{name}_us": timers[f"sampler/{name}_ms"] * 1e3 for name in ("env", "infer", "processing")}
-    return {
-        "actions_per_s": rows / took,
-        **split,
-        "other_us": took / polls * 1e6 - sum(split.values()),
-        "polls": polls,
-        "rows": rows,
-        "seconds": took,
-        "env": env,
-        "num_envs": num_envs,
-        "vectorize": vectorize,
-        "inference": inference,
-    }
+    other_us = took / polls * 1e6 - sum(split.values())
+    return {"actions_per_s": rows / took, **split, "other_us": other_us, "polls": polls, "rows": rows, "seconds": took}

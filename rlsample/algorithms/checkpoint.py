@@ -27,7 +27,7 @@ import numpy as np
 from rlsample.algorithms.state_codec import decode, encode
 from rlsample.errors import CheckpointError, ConfigError
 
-__all__ = ["CheckpointStore"]
+__all__ = ["CheckpointStore", "find_damage"]
 
 _FORMAT = 1
 _NAME = re.compile(r"step_(\d{12})")

@@ -13,11 +13,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from rlsample.algorithms.build import build_evaluator, child_seed
 from rlsample.algorithms.run_config import RunConfig, configure, env_name
 from rlsample.algorithms.run_folder import RunFolder, find_run, load_state, read_config
+from rlsample.algorithms.torch_threads import torch_threads
 from rlsample.algorithms.train_result import TrainResult, time_shares
 from rlsample.algorithms.train_settings import TrainSettings
 from rlsample.algorithms.video import check_video, film
@@ -91,9 +90,7 @@ class Trainer:
         if config.output.video:
             check_video(config.train.env)
         with contextlib.ExitStack() as stack:
-            if config.train.torch_threads:
-                stack.callback(torch.set_num_threads, torch.get_num_threads())
-                torch.set_num_threads(config.train.torch_threads)
+            stack.enter_context(torch_threads(config.train.torch_threads))
             self.evaluator = build_evaluator(config, callbacks=callbacks)
             stack.callback(self.evaluator.close)
             seed = child_seed(config.train.seed, "minibatches")

@@ -8,7 +8,7 @@ import click
 
 from rlsample.cli.error_boundary import short_errors
 
-__all__ = ["bench"]
+__all__ = ["bench", "sampling"]
 
 
 @click.group()

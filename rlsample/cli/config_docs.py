@@ -1,9 +1,10 @@
-"""Writes ``docs/config.md`` from the settings dataclasses: ``python -m rlsample.cli.config_docs > docs/config.md``."""
+"""Writes ``docs/config.md`` from the settings dataclasses: ``python -m rlsample.cli.config_docs``."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rlsample.algorithms.option_values import describe
@@ -61,4 +62,4 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(config_reference(), end="")
+    Path("docs/config.md").write_text(config_reference(), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import click
 
-__all__ = ["LineView", "LiveView", "ProgressView", "make_view"]
+__all__ = ["LineView", "LiveView", "ProgressView", "make_view", "panel", "progress_line"]
 
 _REDRAWS_PER_S = 8.0
 _SHARES = ("env", "infer", "process", "learn")
