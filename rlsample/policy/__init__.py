@@ -7,20 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlsample.policy.a2c import A2CPolicy, A2CSettings
+    from rlsample.policy.appo import APPOPolicy, APPOSettings
     from rlsample.policy.distributions import ActionDistribution, make_distribution
     from rlsample.policy.gae import compute_gae, discounted_returns
+    from rlsample.policy.impala import IMPALAPolicy, IMPALASettings
     from rlsample.policy.model_settings import ModelSettings
     from rlsample.policy.policy import ActOutput, Policy
     from rlsample.policy.ppo import PPOPolicy, PPOSettings
     from rlsample.policy.random_policy import RandomPolicy
     from rlsample.policy.torch_policy import TorchPolicy
     from rlsample.policy.torch_settings import TorchSettings
+    from rlsample.policy.vtrace import VTrace, compute_vtrace
 
 __all__ = [
     "A2CPolicy",
     "A2CSettings",
+    "APPOPolicy",
+    "APPOSettings",
     "ActOutput",
     "ActionDistribution",
+    "IMPALAPolicy",
+    "IMPALASettings",
     "ModelSettings",
     "PPOPolicy",
     "PPOSettings",
@@ -28,7 +35,9 @@ __all__ = [
     "RandomPolicy",
     "TorchPolicy",
     "TorchSettings",
+    "VTrace",
     "compute_gae",
+    "compute_vtrace",
     "discounted_returns",
     "make_distribution",
 ]
@@ -36,8 +45,12 @@ __all__ = [
 _MODULES = {
     "A2CPolicy": "a2c",
     "A2CSettings": "a2c",
+    "APPOPolicy": "appo",
+    "APPOSettings": "appo",
     "ActOutput": "policy",
     "ActionDistribution": "distributions",
+    "IMPALAPolicy": "impala",
+    "IMPALASettings": "impala",
     "ModelSettings": "model_settings",
     "PPOPolicy": "ppo",
     "PPOSettings": "ppo",
@@ -45,7 +58,9 @@ _MODULES = {
     "RandomPolicy": "random_policy",
     "TorchPolicy": "torch_policy",
     "TorchSettings": "torch_settings",
+    "VTrace": "vtrace",
     "compute_gae": "gae",
+    "compute_vtrace": "vtrace",
     "discounted_returns": "gae",
     "make_distribution": "distributions",
 }

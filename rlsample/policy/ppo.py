@@ -10,6 +10,7 @@ import numpy as np
 
 from rlsample.errors import ConfigError
 from rlsample.policy.advantages import add_advantages
+from rlsample.policy.device_support import PolicySupport, ppo_loaded_loss
 from rlsample.policy.losses import clipped_surrogate, explained_variance, mean, value_loss
 from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.policy.torch_settings import TorchSettings
@@ -82,3 +83,8 @@ class PPOPolicy(TorchPolicy):
             "explained_variance": explained_variance(old_values, targets),
             "loss": surrogate.loss + s.vf_coef * mse + s.ent_coef * entropy_loss,
         }
+
+    def multi_device_support(self) -> PolicySupport:
+        """For loaders and several devices: :class:`~rlsample.optimizers.MultiDeviceSupport`."""
+        columns = ("obs", "actions", "action_logp", "advantages", "value_targets", "values")
+        return PolicySupport(self, ppo_loaded_loss, columns)

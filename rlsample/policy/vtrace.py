@@ -13,11 +13,11 @@ import numpy as np
 
 from rlsample.errors import ConfigError
 
-__all__ = ["VTrace", "vtrace"]
+__all__ = ["VTrace", "compute_vtrace"]
 
 
 class VTrace(NamedTuple):
-    """What :func:`vtrace` gives; arrays of the rewards' shape, or tensors if it was given tensors.
+    """What :func:`compute_vtrace` gives; arrays of the rewards' shape, or tensors if it was given tensors.
 
     Attributes:
         value_targets: ``vs`` of the paper, what V is trained towards.
@@ -33,7 +33,7 @@ class VTrace(NamedTuple):
     rhos: Any
 
 
-def vtrace(
+def compute_vtrace(
     *,
     log_rhos: Any,
     rewards: Any,
@@ -87,8 +87,15 @@ def vtrace(
         log_rhos, rewards, values, next_values = (
             np.asarray(x, np.float64) for x in (log_rhos, rewards, values, next_values)
         )
-    rhos = xp.exp(log_rhos)
-    end = terminated | segment_end
+    factors = (gamma, rho_clip, c_clip, pg_rho_clip)
+    result = _trace(xp, xp.exp(log_rhos), rewards, values, next_values, terminated, terminated | segment_end, factors)
+    return VTrace(*(x.astype(np.float32) for x in result)) if xp is np else result
+
+
+def _trace(
+    xp: Any, rhos: Any, rewards: Any, values: Any, next_values: Any, terminated: Any, end: Any, factors: Any
+) -> VTrace:
+    gamma, rho_clip, c_clip, pg_rho_clip = factors
     end[-1:] = True
     zero = xp.zeros_like(values)
     next_values = xp.where(terminated, zero, next_values)
@@ -98,8 +105,7 @@ def vtrace(
     next_targets = next_values.copy() if xp is np else next_values.clone()
     next_targets[:-1] = xp.where(end[:-1], next_values[:-1], targets[1:])
     advantages = rewards + gamma * next_targets - values
-    result = VTrace(targets, advantages, rhos.clip(max=pg_rho_clip) * advantages, rhos)
-    return VTrace(*(x.astype(np.float32) for x in result)) if xp is np else result
+    return VTrace(targets, advantages, rhos.clip(max=pg_rho_clip) * advantages, rhos)
 
 
 def _accumulated(x: Any, carry: Any) -> Any:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlsample.errors import ConfigError
 from rlsample.policy.gae import compute_gae
-from rlsample.policy.vtrace import vtrace
+from rlsample.policy.vtrace import compute_vtrace
 
 INF = float("inf")
 
@@ -60,7 +60,7 @@ def test_flat_rows_against_the_literal_formula(lengths, seed, gamma, c_clip):
     rng = np.random.default_rng(seed)
     parts = [segment(rng, n, end) for n, end in lengths]
     thresholds = {"rho_clip": 1.2, "c_clip": c_clip, "pg_rho_clip": 0.7}
-    got = vtrace(**joined(parts), gamma=gamma, **thresholds)
+    got = compute_vtrace(**joined(parts), gamma=gamma, **thresholds)
     expected = [
         literal(
             np.exp(p["log_rhos"]),
@@ -81,9 +81,9 @@ def test_time_major_is_flat_rows_side_by_side():
     lanes = [joined([segment(rng, 3, "terminated"), segment(rng, 4, "cut")]) for _ in range(5)]
     stacked = {name: np.stack([lane[name] for lane in lanes], 1) for name in lanes[0]}
     stacked["segment_end"][-1] = False  # the last row is an end without being marked
-    got = vtrace(**stacked, gamma=0.97)
+    got = compute_vtrace(**stacked, gamma=0.97)
     for b, lane in enumerate(lanes):
-        for column, alone in zip(got, vtrace(**lane, gamma=0.97), strict=True):
+        for column, alone in zip(got, compute_vtrace(**lane, gamma=0.97), strict=True):
             np.testing.assert_array_equal(column[:, b], alone)
 
 
@@ -92,7 +92,7 @@ def test_on_policy_it_is_gae_with_lambda_one():
         [segment(np.random.default_rng(2), n, end) for n, end in ((4, "cut"), (3, "terminated"), (2, "cut"))]
     )
     parts["log_rhos"] = np.zeros_like(parts["log_rhos"])
-    got = vtrace(**parts, gamma=0.9)
+    got = compute_vtrace(**parts, gamma=0.9)
     gae = [parts[k] for k in ("rewards", "values", "next_values", "terminated", "segment_end")]
     advantages, targets = compute_gae(*gae, 0.9, 1.0)
     np.testing.assert_allclose(got.value_targets, targets, rtol=1e-6, atol=1e-6)
@@ -103,8 +103,8 @@ def test_on_policy_it_is_gae_with_lambda_one():
 def test_a_termination_ignores_the_next_value_and_a_cut_uses_it():
     row = {"log_rhos": np.zeros(1), "rewards": np.ones(1), "values": np.array([2.0]), "next_values": np.array([10.0])}
     no, yes = np.array([False]), np.array([True])
-    cut = vtrace(**row, terminated=no, segment_end=yes, gamma=0.5)
-    end = vtrace(**row, terminated=yes, segment_end=no, gamma=0.5)
+    cut = compute_vtrace(**row, terminated=no, segment_end=yes, gamma=0.5)
+    end = compute_vtrace(**row, terminated=yes, segment_end=no, gamma=0.5)
     assert (cut.value_targets[0], cut.advantages[0]) == (6.0, 4.0)
     assert (end.value_targets[0], end.advantages[0]) == (1.0, -1.0)
 
@@ -114,8 +114,8 @@ def test_tensors_give_what_arrays_give():
         [segment(np.random.default_rng(3), n, end) for n, end in ((5, "cut"), (1, "terminated"), (6, "cut"))]
     )
     before = {name: array.copy() for name, array in parts.items()}
-    arrays = vtrace(**parts, gamma=0.99, c_clip=1.3)
-    tensors = vtrace(**{name: torch.from_numpy(x) for name, x in parts.items()}, gamma=0.99, c_clip=1.3)
+    arrays = compute_vtrace(**parts, gamma=0.99, c_clip=1.3)
+    tensors = compute_vtrace(**{name: torch.from_numpy(x) for name, x in parts.items()}, gamma=0.99, c_clip=1.3)
     for array, tensor in zip(arrays, tensors, strict=True):
         assert tensor.dtype == torch.float32
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
@@ -136,4 +136,4 @@ def test_tensors_give_what_arrays_give():
 def test_wrong_arguments_are_named(change, message):
     given = {**segment(np.random.default_rng(0), 2, "cut"), "gamma": 0.9, **change}
     with pytest.raises(ConfigError, match=message):
-        vtrace(**given)
+        compute_vtrace(**given)
