@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import shutil
 import tempfile
 import threading
@@ -15,6 +14,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import torch
 
@@ -216,7 +216,7 @@ class _Ranks:
         self._calls: list[Future] = []
         self._collective: Collective | None = None
         try:
-            pickled = pickle.dumps(support)
+            pickled = cloudpickle.dumps(support, protocol=5)
         except Exception as error:
             raise ConfigError(f"several devices need a support that can be pickled: {error}") from error
         self._folder = tempfile.mkdtemp(prefix="rlsample-")
