@@ -24,11 +24,15 @@ class FragmentBuffer:
     Args:
         allocate: n -> the columns, name -> tree [n, ...]; flags must start as False.
         lane_ids: int64[num_lanes], the canonical "all lanes" array: passing this very object takes the fast path.
-        length: rows a lane can hold.
+        length: rows a lane is to hold.
+        spare: room for that many rows more, where some may turn out to be holes.
     """
 
-    def __init__(self, allocate: Callable[[int], dict[str, Tree]], lane_ids: np.ndarray, length: int) -> None:
-        self.length = length
+    def __init__(
+        self, allocate: Callable[[int], dict[str, Tree]], lane_ids: np.ndarray, length: int, spare: int = 0
+    ) -> None:
+        self.target = length
+        self.length = length = length + spare
         self.columns = allocate(len(lane_ids) * length)
         self._allocate = allocate
         self._lane_ids = lane_ids
@@ -36,6 +40,9 @@ class FragmentBuffer:
         self._next = lane_ids * length  # the flat row each lane writes next; stale while _together is set
         self._starts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._finals: list[tuple[np.ndarray, Tree]] = []
+        self._holes: list[np.ndarray] = []
+        self._num_holes = np.zeros(len(lane_ids), np.int64)
+        self._fewest_holes = 0
 
     def rows(self, lanes: np.ndarray) -> Rows:
         """Where these lanes write next: a slice if that is all of them in step, else int64[K] flat rows."""
@@ -82,6 +89,17 @@ class FragmentBuffer:
         """bool[num_lanes]: lanes that can take no more rows."""
         return self.lengths() >= self.length
 
+    def add_holes(self, lanes: np.ndarray) -> None:
+        """The current rows of these lanes, which all move together, are no rows of the batch."""
+        self._holes.append(self.flat_rows(lanes))
+        self._num_holes[lanes] += 1
+        self._fewest_holes = int(self._num_holes.min())
+
+    def target_reached(self) -> bool:
+        """Whether some lane has ``length`` rows, holes not counted; for lanes that all move together."""
+        assert self._together is not None
+        return self._together - self._fewest_holes >= self.target
+
     def mark_start(self, lanes: np.ndarray, eps_ids: np.ndarray, t: np.ndarray) -> None:
         """From their next row on, these lanes' rows belong to ``eps_ids`` and count from step ``t``; all int64[K]."""
         rows = self.flat_rows(lanes)
@@ -109,17 +127,26 @@ class FragmentBuffer:
         """
         lengths = self.lengths()
         first = self._lane_ids * self.length
-        total = int(lengths.sum())
-        offsets = np.cumsum(lengths) - lengths
+        limits = first + lengths
         columns = dict(self.columns)
-        if total < len(first) * self.length:
-            keep = np.repeat(first - offsets, lengths) + np.arange(total)
+        position = np.arange(len(first) * self.length)
+        if self._holes or int(lengths.sum()) < len(position):
+            valid = np.arange(self.length) < lengths[:, None]
+            holes = np.concatenate(self._holes) if self._holes else position[:0]
+            valid.reshape(-1)[holes] = False
+            lengths = valid.sum(1)
+            valid = valid.reshape(-1)
+            position = np.cumsum(valid) - valid  # of a hole: where the next row goes
+            keep = np.flatnonzero(valid)
             columns = {name: gather(column, keep) for name, column in columns.items()}
-        written = lengths[cut_lanes] > 0
-        cuts = ((first + lengths - 1)[cut_lanes[written]], gather(cut_obs, written) if len(cut_lanes) else cut_obs)
+            at_hole = np.isin(limits[cut_lanes] - 1, holes)  # its episode has just begun: its last row was an end
+            written = (lengths[cut_lanes] > 0) & ~at_hole
+            if not written.all():
+                cut_lanes, cut_obs = cut_lanes[written], gather(cut_obs, written)
+        cuts = (limits[cut_lanes] - 1, cut_obs)
         columns[ENV_ID] = np.repeat(self._lane_ids, lengths)
         columns[FRAGMENT_ID] = np.repeat(first_fragment_id + self._lane_ids, lengths)
-        return self._finish(columns, total, offsets - first, first + lengths, [cuts, *self._finals])
+        return self._finish(columns, position, limits, [cuts, *self._finals])
 
     def take(self, lane: int, cut_obs: Tree | None, fragment_id: int) -> SampleBatch:
         """A batch of one lane's complete rows, copied out. The lane starts again, empty and without a start mark.
@@ -134,9 +161,9 @@ class FragmentBuffer:
         columns[FRAGMENT_ID] = np.full(stop - first, fragment_id)
         finals = [] if cut_obs is None else [(np.array([stop - 1]), cut_obs)]
         finals += [(rows[mine], gather(obs, mine)) for rows, obs in self._finals for mine in [self._of(rows, lane)]]
-        shift, limits = np.zeros(len(self._lane_ids), np.int64), np.zeros(len(self._lane_ids), np.int64)
-        shift[lane], limits[lane] = -first, stop
-        batch = self._finish(columns, stop - first, shift, limits, finals)
+        limits = np.zeros(len(self._lane_ids), np.int64)
+        limits[lane] = stop
+        batch = self._finish(columns, np.arange(-first, stop - first), limits, finals)
         self.drop(lane)
         return batch
 
@@ -154,20 +181,20 @@ class FragmentBuffer:
 
     def grow(self) -> None:
         """Doubles every lane's length; what was written moves along."""
-        self._separate()
         old, lanes = self.length, len(self._lane_ids)
-        self.length = 2 * old
 
         def move(new: np.ndarray, leaf: np.ndarray) -> None:
             new.reshape(lanes, 2 * old, *leaf.shape[1:])[:, :old] = leaf.reshape(lanes, old, *leaf.shape[1:])
 
-        columns = self._allocate(lanes * self.length)
+        columns = self._allocate(lanes * 2 * old)
         for name, column in self.columns.items():
             map_tree(move, columns[name], column)
         self.columns = columns
         self._starts = [(rows + rows // old * old, eps, t) for rows, eps, t in self._starts]
         self._finals = [(rows + rows // old * old, obs) for rows, obs in self._finals]
+        self._holes = [rows + rows // old * old for rows in self._holes]
         self._next = self._next + self._lane_ids * old
+        self.length = 2 * old
 
     def _separate(self) -> None:
         if self._together is not None:
@@ -180,16 +207,21 @@ class FragmentBuffer:
     def _finish(
         self,
         columns: dict[str, Tree],
-        total: int,
-        shift: np.ndarray,
+        position: np.ndarray,
         limits: np.ndarray,
         finals: list[tuple[np.ndarray, Tree]],
     ) -> SampleBatch:
-        """Adds eps_id, t and the next observations; ``shift`` per lane turns a flat row into a row of the batch."""
+        """Adds eps_id, t and the next observations.
+
+        Args:
+            position: int64, flat row -> row of the batch.
+            limits: int64[num_lanes], flat row after each lane's last one; marks beyond belong to the next batch.
+        """
+        env_ids = columns[ENV_ID]
+        total = len(env_ids)
         rows, eps, t = (np.concatenate(parts) for parts in zip(*self._starts, strict=True))
-        inside = rows < limits[rows // self.length]  # a mark without a row yet belongs to the next batch
-        rows, eps, t = rows[inside], eps[inside], t[inside]
-        rows = rows + shift[rows // self.length]
+        inside = rows < limits[rows // self.length]
+        rows, eps, t = position[rows[inside]], eps[inside], t[inside]
         order = np.argsort(rows, kind="stable")  # of two marks on one row the later one wins: the first covers 0 rows
         rows, eps, t = rows[order], eps[order], t[order]
         runs = np.diff(rows, append=total)
@@ -198,8 +230,7 @@ class FragmentBuffer:
         extra_rows = np.concatenate([rows for rows, _ in finals])
         index = np.arange(1, total + 1)
         # an ended row listed as a cut too keeps its final observation: finals come last
-        index[extra_rows + shift[extra_rows // self.length]] = -1 - np.arange(len(extra_rows))
+        index[position[extra_rows]] = -1 - np.arange(len(extra_rows))
         next_obs = NextObs(index=index, extra=concat([obs for _, obs in finals]))
-        env_ids = columns[ENV_ID]
         lengths = np.diff(np.flatnonzero(np.diff(env_ids, prepend=-1)), append=total)
         return SampleBatch(columns, next_obs, fragment_lengths=lengths)

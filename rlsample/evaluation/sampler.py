@@ -37,10 +37,10 @@ from rlsample.sample_batch import (
 )
 from rlsample.tree import Tree, assign, concat, gather, map_tree
 
-__all__ = ["Sampler"]
+__all__ = ["TRUE", "Sampler"]
 
 _WORKER_SHIFT = 40
-_TRUE = b"\x01"  # ``_TRUE in flags.tobytes()`` is ``flags.any()`` at a tenth of its cost on the few bytes of a poll
+TRUE = b"\x01"  # ``TRUE in flags.tobytes()`` is ``flags.any()`` at a tenth of its cost on the few bytes of a poll
 
 
 class Sampler:
@@ -202,7 +202,7 @@ class Sampler:
             every = self._canonical(every)
         if self._filters:
             obs = self.filter(obs, update=self.settings.update_filter)
-        if _TRUE in batch.is_first.tobytes():
+        if TRUE in batch.is_first.tobytes():
             self._start_episodes(every[batch.is_first])
             stepped = np.flatnonzero(~batch.is_first)
             if not len(stepped):
@@ -229,7 +229,7 @@ class Sampler:
             truncated, soft = self._apply_horizon(ids, terminated, truncated)
         rows, columns = buffer.rows(ids), buffer.columns
         columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
-        ends = _TRUE in terminated.tobytes() or _TRUE in truncated.tobytes()
+        ends = TRUE in terminated.tobytes() or TRUE in truncated.tobytes()
         # both columns of a block hold False until set; a lane's stretch that is used again holds what was there
         if (ends or not self._in_blocks) and not self.settings.no_done_at_end:
             columns[TERMINATED][rows] = terminated
