@@ -10,9 +10,20 @@ if TYPE_CHECKING:
     from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch
     from rlsample.env.convert import as_base_env
     from rlsample.env.env_settings import EnvSettings
+    from rlsample.env.serving import ServingEnv, ServingSettings
     from rlsample.env.vector_env import VectorEnv
 
-__all__ = ["AsyncVectorEnv", "BaseEnv", "EnvContext", "EnvSettings", "StepBatch", "VectorEnv", "as_base_env"]
+__all__ = [
+    "AsyncVectorEnv",
+    "BaseEnv",
+    "EnvContext",
+    "EnvSettings",
+    "ServingEnv",
+    "ServingSettings",
+    "StepBatch",
+    "VectorEnv",
+    "as_base_env",
+]
 
 # Loaded on first use: the contract modules must not pull in the adapters.
 _MODULES = {
@@ -20,6 +31,8 @@ _MODULES = {
     "BaseEnv": "base_env",
     "EnvContext": "base_env",
     "EnvSettings": "env_settings",
+    "ServingEnv": "serving",
+    "ServingSettings": "serving",
     "StepBatch": "base_env",
     "VectorEnv": "vector_env",
     "as_base_env": "convert",

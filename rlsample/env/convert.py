@@ -17,6 +17,7 @@ from rlsample.env.base_env import BaseEnv, EnvContext
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_envs import GymEnvs
 from rlsample.env.gymnasium_vector import GymnasiumVectorAdapter
+from rlsample.env.serving import ServingEnv, ServingEnvAdapter
 from rlsample.env.vector_env import VectorEnv
 from rlsample.env.vector_env_adapter import VectorEnvAdapter
 from rlsample.errors import ConfigError, EnvFailedError, unknown_name
@@ -26,7 +27,7 @@ __all__ = ["as_base_env"]
 
 _log = logging.getLogger("rlsample")
 _NATIVE_FROM = 8  # slots from which a vector form is faster than the loop
-_MANY = (BaseEnv, VectorEnv, GymnasiumVectorEnv)
+_MANY = (BaseEnv, VectorEnv, GymnasiumVectorEnv, ServingEnv)
 
 Make = Callable[[EnvContext], Any]
 
@@ -50,7 +51,9 @@ def as_base_env(
               once per slot, and may also return a VectorEnv or BaseEnv (called once then);
             * a ``gymnasium.Env`` object, which becomes slot 0; further slots need an object that knows its spec;
             * a :class:`~rlsample.env.vector_env.VectorEnv`, ``gymnasium.vector.VectorEnv`` or BaseEnv (returned as it
-              is); ``num_envs`` is then theirs, and may be left at 1.
+              is); ``num_envs`` is then theirs, and may be left at 1;
+            * a :class:`~rlsample.env.ServingEnv`: its slots are its ``max_concurrent``, and ``num_envs`` says for how
+              many of them a sampler counts a batch.
         num_envs: slots.
         settings: see :class:`~rlsample.env.env_settings.EnvSettings`.
         seed: each slot's first reset is seeded by :func:`~rlsample.env.base_env.slot_seed`; None: unseeded. A BaseEnv
@@ -147,6 +150,9 @@ def _in_workers(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[st
 
 
 def _many(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
+    if isinstance(env, ServingEnv):
+        _refuse_config(env, settings)
+        return ServingEnvAdapter(env, sample_lanes=int(num_envs))
     if num_envs not in (1, env.num_envs):
         raise ConfigError(f"{type(env).__name__} has {env.num_envs} envs, so num_envs cannot be {num_envs}")
     if settings.vectorize == "loop":

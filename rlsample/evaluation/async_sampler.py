@@ -41,10 +41,27 @@ class AsyncSampler:
 
     The thread starts with the first :meth:`get`. What it raises is raised again by the next :meth:`get`, as the cause
     of a SamplerError, after the batches that were ready before; then sampling has ended for good.
+
+    Args:
+        drop_oldest: with a full queue, drop its oldest batch and go on sampling, instead of waiting.
+        on_failure: called in the thread with what ended it, before anybody is told.
+
+    Attributes:
+        drops: as given.
+        rows_dropped: rows of the batches that nobody took in time.
     """
 
-    def __init__(self, sample: Callable[[], SampleBatch], queue_size: int) -> None:
+    def __init__(
+        self,
+        sample: Callable[[], SampleBatch],
+        queue_size: int,
+        drop_oldest: bool = False,
+        on_failure: Callable[[BaseException], None] | None = None,
+    ) -> None:
         self._sample = sample
+        self.drops = drop_oldest
+        self._on_failure = on_failure
+        self.rows_dropped = 0
         self._ready: queue.Queue[SampleBatch | None] = queue.Queue(maxsize=queue_size)
         self._closed = threading.Event()
         self._error: BaseException | None = None
@@ -90,11 +107,25 @@ class AsyncSampler:
                 self._put(self._sample())
         except BaseException as e:
             self._error = e
+            if self._on_failure is not None:
+                self._on_failure(e)
             self._put(None)
 
     def _put(self, batch: SampleBatch | None) -> None:
+        patient = not self.drops or batch is None
         while not self._closed.is_set():
             try:
-                return self._ready.put(batch, timeout=0.2)
+                self._ready.put(batch, timeout=0.2 if patient else 0.0)
             except queue.Full:
-                continue
+                if not patient:
+                    self._drop()
+            else:
+                return
+
+    def _drop(self) -> None:
+        try:
+            oldest = self._ready.get_nowait()
+        except queue.Empty:  # taken just now
+            return
+        if oldest is not None:
+            self.rows_dropped += oldest.count

@@ -10,6 +10,7 @@ from rlsample.settings import option
 __all__ = ["BATCH_MODES", "SamplerSettings"]
 
 BATCH_MODES = ("truncate_episodes", "complete_episodes")
+_QUEUE_FULL = ("auto", "wait", "drop_oldest")
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,15 @@ class SamplerSettings:
     observation_filter: str = option("NoFilter", "NoFilter or MeanStdFilter (running mean and std)")
     update_filter: bool = option(True, "let sampled observations change the filter's statistics (evaluation: false)")
     explore: bool = option(True, "draw actions; false: the most likely one")
-    sample_async: bool = option(False, "sample in a thread of its own, ahead of the caller")
+    sample_async: bool | None = option(
+        None, "sample in a thread of its own, ahead of the caller; none: for served envs, whose clients must not wait"
+    )
     sample_queue_size: int = option(1, "batches the sampling thread may finish ahead")
+    sample_queue_full: str = option(
+        "auto",
+        "when those are ready: wait, or drop_oldest and go on (their rows are counted as sampler/rows_dropped); "
+        "auto: drop_oldest for served envs, else wait",
+    )
     postprocess: bool = option(True, "let the policy add its learning columns to each batch")
 
     def __post_init__(self) -> None:
@@ -50,5 +58,7 @@ class SamplerSettings:
             raise ConfigError("soft_horizon needs a horizon: set horizon=N")
         if not isinstance(self.clip_rewards, bool) and self.clip_rewards <= 0:
             raise ConfigError(f"clip_rewards must be true, false or a positive number, not {self.clip_rewards}")
+        if self.sample_queue_full not in _QUEUE_FULL:
+            raise unknown_name("sample_queue_full", self.sample_queue_full, _QUEUE_FULL)
         if self.sample_queue_size < 1:
             raise ConfigError(f"sample_queue_size must be at least 1, not {self.sample_queue_size}")

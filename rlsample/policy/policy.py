@@ -41,11 +41,14 @@ class Policy(ABC):
         version: counts weight changes: +1 for each apply_gradients, learn or set_weights.
         extra_columns: name -> (shape of one row, dtype) of what :meth:`act` returns beside the actions, such as
             ``{"action_logp": ((), np.float32), "values": ((), np.float32)}``.
+        acts_while_learning: one thread may :meth:`act` while another learns, sets or reads weights or asks for values.
+            False: whoever uses the policy from several threads has to let acting wait until an update is over.
     """
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
     version: int = 0
+    acts_while_learning: bool = False
     extra_columns: Mapping[str, tuple[tuple[int, ...], Any]] = {}
 
     @abstractmethod

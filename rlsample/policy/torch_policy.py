@@ -59,6 +59,8 @@ class TorchPolicy(Policy):
         ConfigError: an unknown setting, or ``inference="numpy"`` with a model it cannot run.
     """
 
+    acts_while_learning = True
+
     def __init__(
         self,
         observation_space: gymnasium.Space[Any],

@@ -1,0 +1,322 @@
+"""Where clients and the sampling thread meet: rows on the way in, answers on the way out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlsample.env.serving.episode_registry import CALL_ORDER, EpisodeRegistry
+from rlsample.env.serving.inbox import Inbox
+from rlsample.env.serving.lane_rows import MAX_REWARD, LaneRows, checked_reward
+from rlsample.env.serving.served_episode import (
+    ASKED,
+    LOGGED,
+    TERMINATED,
+    TRUNCATED,
+    QueuedRow,
+    Refusal,
+    ServedEpisode,
+)
+from rlsample.env.serving.serving_settings import ServingSettings
+from rlsample.errors import ServingError, SpaceError
+from rlsample.tree import Tree
+
+__all__ = ["EpisodeDesk"]
+
+
+class EpisodeDesk:
+    """The calls on served episodes. Each may come from any thread, but an episode takes one at a time.
+
+    A row lies in its lane's place in ``lanes`` until the sampling thread has taken it; the ones that come meanwhile
+    queue up behind it in the episode. A call that raises has sent nothing.
+
+    Attributes:
+        registry: the open episodes.
+        lanes: the rows in place.
+        inbox: an entry per row on its way.
+        asking: lane -> episode that waits for an answer. Whoever pops an entry owes the answer.
+        crowded: clients that wait for room in their episode's queue.
+    """
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space[Any],
+        action_space: gymnasium.Space[Any],
+        max_concurrent: int,
+        settings: ServingSettings,
+    ) -> None:
+        self.settings = settings
+        self.registry = EpisodeRegistry(max_concurrent, settings.when_full)
+        self.lanes = LaneRows(observation_space, action_space, max_concurrent, settings.allow_nonfinite)
+        self.inbox = Inbox()
+        self.asking: dict[int, ServedEpisode] = {}
+        self.crowded = 0
+        self._room = threading.Condition(threading.Lock())
+        self._shape, self._dtype = self.lanes.plain
+        self._may_be_nan = self._dtype is not None and self._dtype.kind == "f"
+
+    # ------------------------------------------------------------------ the calls on one episode
+
+    def ask(self, episode: ServedEpisode, obs: Any, timeout_s: float | None) -> Any:
+        """Waits for the action of an observation; see :meth:`ServingEnv.get_action`."""
+        if not episode.mutex.acquire(False):
+            raise _in_use(episode)
+        try:
+            if episode.standing:
+                self._require_same(episode, obs)
+            else:
+                self._pose(episode, obs)
+            if timeout_s is None:
+                timeout_s = self.settings.timeout_s
+            if not episode.answered.acquire(True, timeout_s):
+                raise ServingError(
+                    f"get_action: no answer for episode {episode.id!r} in {timeout_s} s; is sample() being called? The "
+                    "question stands: ask again with the same observation, or end the episode"
+                )
+            episode.standing = False
+            answer = episode.answer
+            if answer.__class__ is Refusal:
+                raise _refused(episode, answer)
+            return answer
+        finally:
+            episode.mutex.release()
+
+    def ask_later(self, episode: ServedEpisode, obs: Any, on_answer: Callable[[Any], None]) -> None:
+        """Poses the question and returns; see :meth:`ServingEnv.request_action`."""
+        if not episode.mutex.acquire(False):
+            raise _in_use(episode)
+        try:
+            if episode.standing:
+                raise _standing(episode)
+            episode.notify = functools.partial(_call_back, episode, on_answer)
+            try:
+                self._pose(episode, obs)
+            except BaseException:
+                episode.notify = episode.answered.release
+                raise
+        finally:
+            episode.mutex.release()
+
+    def log(self, episode: ServedEpisode, obs: Any, action: Any, logp: Any) -> None:
+        """Queues a row that brings its action; see :meth:`ServingEnv.log_action`."""
+        column = self.lanes.action_copy(action, obs, "log_action")
+        given = math.nan if logp is None else _checked_logp(logp)
+        self._await_room(episode)
+        if not episode.mutex.acquire(False):
+            raise _in_use(episode)
+        try:
+            self._require_idle(episode)
+            row = self._write(episode, obs, LOGGED, "log_action", column, given)
+            episode.acted = True
+            self._send(episode, row)
+        finally:
+            episode.mutex.release()
+
+    def add_reward(self, episode: ServedEpisode, reward: Any, info: Any) -> None:
+        """Credits the episode's last action; see :meth:`ServingEnv.log_returns`."""
+        if reward.__class__ is not float:
+            reward = checked_reward(reward)
+        if info is not None and not isinstance(info, dict):
+            raise ServingError(f"log_returns: info must be a dict, got {type(info).__name__}; {CALL_ORDER}")
+        if not episode.mutex.acquire(False):
+            raise _in_use(episode)
+        try:
+            self._require_idle(episode)
+            total = episode.reward + reward
+            if not -MAX_REWARD <= total <= MAX_REWARD:
+                raise ServingError(f"log_returns: a reward of {reward} makes {total}, which is no finite float32")
+            episode.touched = True
+            if episode.acted:
+                episode.reward = total
+                if info:
+                    episode.info = info
+        finally:
+            episode.mutex.release()
+
+    def end(self, episode: ServedEpisode, obs: Any, truncated: bool) -> None:
+        """Queues the final row; see :meth:`ServingEnv.end_episode`."""
+        if not isinstance(truncated, (bool, np.bool_)):
+            raise ServingError(f"end_episode: truncated must be a bool, got {type(truncated).__name__}; {CALL_ORDER}")
+        if not episode.mutex.acquire(False):
+            raise _in_use(episode)
+        try:
+            self._require_open(episode)
+            if not episode.acted:
+                self.lanes.obs_copy(obs, "end_episode")
+                self.registry.close(episode, "has ended")
+                self.registry.free_lane(episode.lane)
+            elif episode.standing:
+                self.lanes.obs_copy(obs, "end_episode")
+                self.registry.close(episode, "has ended")
+                self.refuse(episode.lane, ServingError("the episode has ended"))
+                self.inbox.put(episode)  # an entry beyond its rows: there the sampling thread cuts it short
+            else:
+                row = self._write(episode, obs, TRUNCATED if truncated else TERMINATED, "end_episode")
+                self.registry.close(episode, "has ended")  # first: its lane may be free again right after
+                self._send(episode, row)
+        finally:
+            episode.mutex.release()
+
+    # ------------------------------------------------------------------ rows on their way
+
+    def _pose(self, episode: ServedEpisode, obs: Any) -> None:
+        """Sends the row of a question. The caller holds the mutex, and no question stands."""
+        if episode.closed is not None:
+            raise _gone(episode)
+        lane = episode.lane
+        if (
+            type(obs) is np.ndarray
+            and obs.shape == self._shape
+            and obs.dtype == self._dtype
+            and episode.sent == episode.taken
+            and not (self._may_be_nan and not math.isfinite(np.vdot(obs, obs)))
+        ):
+            self.lanes.obs[lane] = obs
+            self.lanes.write_outcome(lane, episode.reward, episode.info)
+            episode.in_place = episode.sent
+            row = None
+        else:
+            row = self._write(episode, obs, ASKED, "get_action")
+        episode.acted = episode.standing = True
+        self.asking[lane] = episode
+        self._send(episode, row)
+        if self.registry.over.is_set() and self.asking.pop(lane, None) is not None:
+            raise self.registry.over_error()  # nobody will answer any more
+
+    def _write(
+        self,
+        episode: ServedEpisode,
+        obs: Any,
+        kind: int,
+        call: str,
+        action: Tree = None,
+        logp: float = math.nan,
+    ) -> QueuedRow | None:
+        """Checks a row; writes it in place, or returns it if the place is taken. Not sent yet."""
+        lanes, lane = self.lanes, episode.lane
+        if episode.sent != episode.taken:
+            return QueuedRow(lanes.obs_copy(obs, call), episode.reward, kind, action, logp, episode.info)
+        lanes.write_obs(lane, obs, call)
+        lanes.write_outcome(lane, episode.reward, episode.info)
+        if kind != ASKED:
+            lanes.write_kind(lane, kind, action, logp)
+        episode.in_place = episode.sent
+        return None
+
+    def _send(self, episode: ServedEpisode, row: QueuedRow | None) -> None:
+        if row is not None:
+            episode.backlog.append(row)
+        episode.reward, episode.info = 0.0, None
+        episode.touched = True
+        episode.sent += 1
+        self.inbox.put(episode)
+
+    def _await_room(self, episode: ServedEpisode) -> None:
+        limit, timeout_s = self.settings.max_queued_rows, self.settings.timeout_s
+
+        def room() -> bool:
+            queued = episode.sent - episode.taken
+            return queued < limit or episode.closed is not None or self.registry.over.is_set()
+
+        if room():
+            return
+        with self._room:
+            self.crowded += 1
+            try:
+                if not self._room.wait_for(room, timeout_s):
+                    raise ServingError(
+                        f"log_action: {limit} rows of episode {episode.id!r} wait to be sampled, for {timeout_s} s now"
+                    )
+            finally:
+                self.crowded -= 1
+
+    def make_room(self) -> None:
+        """Wakes the clients that wait for room; for the sampling thread, if ``crowded``."""
+        with self._room:
+            self._room.notify_all()
+
+    # ------------------------------------------------------------------ the end of it
+
+    def stop(self, reason: str, cause: BaseException | None = None) -> None:
+        """Takes no more calls: each, and those that wait now, raises ServingError with this reason. Idempotent."""
+        self.registry.stop(reason, cause)
+        for lane in list(self.asking):
+            self.refuse(lane, self.registry.over_error())
+        self.inbox.ring()
+        self.make_room()
+
+    def refuse(self, lane: int, error: BaseException) -> bool:
+        """Answers the client that waits in a lane with an error; whether there was one."""
+        episode = self.asking.pop(lane, None)
+        if episode is None:
+            return False
+        episode.answer = Refusal(error)
+        episode.notify()
+        return True
+
+    # ------------------------------------------------------------------ checks
+
+    def _require_open(self, episode: ServedEpisode) -> None:
+        if episode.closed is not None:
+            raise _gone(episode)
+        self.registry.require_not_over()
+
+    def _require_idle(self, episode: ServedEpisode) -> None:
+        self._require_open(episode)
+        if episode.standing:
+            raise _standing(episode)
+
+    def _require_same(self, episode: ServedEpisode, obs: Any) -> None:
+        """Raises ServingError unless ``obs`` is the one that the standing question is about."""
+        self._require_open(episode)
+        column = self.lanes.obs_copy(obs, "get_action")
+        try:
+            same = self.lanes.same(episode.backlog[-1].obs, column)
+        except IndexError:
+            same = self.lanes.holds(episode.lane, column)
+        if not same:
+            raise _standing(episode)
+
+
+def _call_back(episode: ServedEpisode, on_answer: Callable[[Any], None]) -> None:
+    episode.notify = episode.answered.release
+    episode.standing = False
+    answer = episode.answer
+    on_answer(_refused(episode, answer) if answer.__class__ is Refusal else answer)
+
+
+def _checked_logp(logp: Any) -> float:
+    try:
+        value = float(logp)
+    except (TypeError, ValueError):
+        raise SpaceError(f"log_action: action_logp must be a number, got {logp!r}; {CALL_ORDER}") from None
+    if not math.isfinite(value):
+        raise SpaceError(f"log_action: action_logp is {value}; leave it out where it is unknown")
+    return value
+
+
+def _in_use(episode: ServedEpisode) -> ServingError:
+    return ServingError(f"episode {episode.id!r} is in use by another thread: its calls have to follow each other")
+
+
+def _standing(episode: ServedEpisode) -> ServingError:
+    return ServingError(
+        f"episode {episode.id!r} waits for the answer to another get_action: ask again with the same observation, or "
+        "end the episode"
+    )
+
+
+def _gone(episode: ServedEpisode) -> ServingError:
+    return ServingError(f"episode {episode.id!r} {episode.closed}")
+
+
+def _refused(episode: ServedEpisode, answer: Refusal) -> ServingError:
+    error = ServingError(f"get_action: episode {episode.id!r}: {answer.error}")
+    error.__cause__ = answer.error
+    return error

@@ -1,0 +1,359 @@
+"""A ServingEnv behind the polled interface: a slot per served episode."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.serving.served_episode import (
+    ASKED,
+    LOGGED,
+    TERMINATED,
+    TRUNCATED,
+    EpisodeCutError,
+    LoggedActions,
+    ServedEpisode,
+    ServingEnded,
+)
+from rlsample.env.serving.serving_env import ServingEnv
+from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
+from rlsample.env.spaces import ActionCodec
+from rlsample.errors import ConfigError, EnvClosedError, EnvProtocolError
+from rlsample.tree import gather
+
+__all__ = ["ServingEnvAdapter"]
+
+_JOIN_S = 5.0
+_LONGEST_WAIT_S = 3600.0  # a lock takes no infinite time
+_TRUE = b"\x01"
+_EXPIRY_CHECKS = 4  # per idle_timeout_s
+_HELD = (WAITING, ENDED, FAILED)  # states in which a slot's next row has to wait
+
+
+class ServingEnvAdapter(BaseEnv):
+    """Slots are lanes that served episodes come to and leave.
+
+    What differs from other polled envs, because here the episodes decide:
+
+    * A slot has no row before an episode takes it. try_reset frees a slot that ended and returns None: its next first
+      row comes with the next episode, if there is one. A slot that has not ended cannot be reset.
+    * poll waits for clients, so it raises for want of pending work only if every slot waits for an action or a reset.
+    * ``off_policy_actions`` is a :class:`LoggedActions` where some row brought its action. It is sent an action like
+      any other, which nobody gets.
+    * An episode that breaks off shows in ``failures`` as :class:`EpisodeCutError`; try_restart frees its slot. There is
+      no budget for it.
+
+    Args:
+        env: its thread is started by the first poll. One adapter per env.
+        sample_lanes: a batch is counted as for that many slots: ``rollout_fragment_length * sample_lanes`` rows.
+
+    Attributes:
+        unrecorded: bool[num_envs], slots whose episode has ``training_enabled=False``. Written by poll.
+        stats: counts since the start: answered, batches, expired.
+    """
+
+    steps_ahead = True
+
+    def __init__(self, env: ServingEnv, sample_lanes: int = 1) -> None:
+        if getattr(env, "_adapted", False):
+            raise ConfigError(f"this {type(env).__name__} serves another evaluator; make one for each")
+        env._adapted = True  # type: ignore[attr-defined]
+        self.env, self.sample_lanes = env, sample_lanes
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        desk = self._desk = env.desk
+        self.num_envs = desk.registry.max_concurrent
+        self.unrecorded = np.zeros(self.num_envs, bool)
+        self.stats = {"answered": 0, "batches": 0, "expired": 0}
+        settings = env.settings
+        self._max_batch = settings.max_batch or self.num_envs
+        self._max_wait_s = settings.max_wait_us * 1e-6
+        self._idle_timeout_s = settings.idle_timeout_s or np.inf
+        self._states = SlotStates(self.num_envs)
+        self._codec = ActionCodec(env.action_space)
+        self._started = np.zeros(self.num_envs, bool)  # the slot's episode has had its first row
+        self._prompt = np.zeros(self.num_envs, bool)  # it asks in time, so that a batch waits for it
+        self._num_prompt = 0
+        self._late = False
+        self._deferred: list[ServedEpisode] = []
+        self._cuts: dict[int, EpisodeCutError] = {}
+        self._handed: np.ndarray | None = None  # slots of the last poll, all of which wait for an action
+        self._no_flags = np.zeros(self.num_envs, bool)
+        self._no_flags.flags.writeable = False
+        self._next_check = np.inf if settings.idle_timeout_s is None else -np.inf
+        self._closed = False
+
+    # ------------------------------------------------------------------ poll
+
+    def poll(self, timeout_s: float | None = None) -> StepBatch:
+        """Rows of the episodes that asked, logged or ended: a micro-batch, as the settings say.
+
+        Raises:
+            ServingEnded: ``run()`` has ended and all it queued was handed over; its error is the cause.
+            EnvClosedError: the env is closed, or was while this waited.
+            EnvProtocolError: every slot waits for an action or a reset.
+        """
+        if self.env.ident is None and not self._closed:
+            self.env.start()
+        deadline = np.inf if timeout_s is None else time.monotonic() + timeout_s
+        episodes: list[ServedEpisode] = []
+        self._handed = None
+        while not episodes and not self._cuts:
+            if not self._await_rows(deadline):
+                break
+            episodes = self._take()
+        return self._step_batch(episodes)
+
+    def _await_rows(self, deadline: float) -> bool:
+        """Waits until a batch shall go; False: the time is up."""
+        inbox = self._desk.inbox
+        self._late = False
+        self._expire_idle()
+        if self._closed:
+            raise EnvClosedError("the served env is closed")
+        if self._cuts or any(self._states.code[e.lane] not in _HELD for e in self._deferred):
+            return True
+        expected = min(self._max_batch, self._num_prompt) if self._max_wait_s else 1
+        if len(inbox.ready) < expected and expected > 1:
+            inbox.wait(expected, self._max_wait_s)
+        while not inbox.ready:
+            if self._closed:
+                raise EnvClosedError("the served env was closed")
+            if self.env.over:
+                self._raise_ended()
+            now = self._expire_idle()
+            if self._cuts:
+                return True
+            if now >= deadline:
+                return False
+            self._require_some_open()
+            until = min(deadline, self._next_check, now + _LONGEST_WAIT_S)
+            inbox.wait(1, max(until - now, 0.0))
+            if inbox.ready and expected > 1:
+                inbox.wait(expected, self._max_wait_s)
+        if self._closed:
+            raise EnvClosedError("the served env was closed")
+        self._late = len(inbox.ready) < expected
+        return True
+
+    def _require_some_open(self) -> None:
+        code = self._states.code.tobytes()
+        if not (BUSY in code or NEW in code or RESETTING in code):
+            raise self._states.nothing_pending()
+
+    def _raise_ended(self) -> None:
+        if self._desk.inbox.ready:  # put just before it was over
+            return
+        over = self._desk.registry.over_error()
+        raise ServingEnded(str(over)) from over.__cause__
+
+    def _take(self) -> list[ServedEpisode]:
+        """Episodes with a row in place, each in another slot."""
+        ready = self._desk.inbox.ready
+        popleft = ready.popleft
+        episodes = [popleft() for _ in range(min(len(ready), self._max_batch))]
+        if self._deferred:
+            episodes = self._deferred + episodes
+            self._deferred = []
+        lanes = [episode.lane for episode in episodes]
+        code = self._states.code[lanes].tobytes() if lanes else b""
+        if len(set(lanes)) < len(lanes) or WAITING in code or ENDED in code or FAILED in code:
+            episodes = self._first_of_each(episodes)
+        for episode in episodes:
+            if episode.in_place != episode.taken or episode.dead:
+                return [e for e in episodes if self._bring_in_place(e)]
+        return episodes
+
+    def _first_of_each(self, episodes: list[ServedEpisode]) -> list[ServedEpisode]:
+        """The entries that may be handed over now; the others are kept for later polls, in order."""
+        taken: set[int] = set()
+        first = []
+        for episode in episodes:
+            if episode.dead:
+                continue
+            if episode.lane in taken or self._states.code[episode.lane] in _HELD:
+                self._deferred.append(episode)
+            else:
+                taken.add(episode.lane)
+                first.append(episode)
+        return first
+
+    def _bring_in_place(self, episode: ServedEpisode) -> bool:
+        """Whether the entry is a row, which then lies in its place."""
+        if episode.dead:
+            return False
+        if episode.taken == episode.sent:  # an end while its question stood: the entry beyond the rows
+            self._cut(episode, "was ended while an answer was outstanding")
+            return False
+        if episode.in_place != episode.taken:
+            self._desk.lanes.write_queued(episode.lane, episode.backlog[0])
+            episode.in_place = episode.taken
+            episode.backlog.popleft()
+        return True
+
+    def _step_batch(self, episodes: list[ServedEpisode]) -> StepBatch:
+        rows = self._desk.lanes
+        lanes = np.array([episode.lane for episode in episodes], np.int64)
+        lanes.sort()
+        obs, rewards, kinds = gather(rows.obs, lanes), rows.rewards[lanes], rows.kinds[lanes]
+        infos = {}
+        if rows.infos:
+            at = {lane: row for row, lane in enumerate(lanes.tolist())}
+            infos = {at[lane]: rows.infos.pop(lane) for lane in list(rows.infos) if lane in at}
+        terminated = truncated = self._no_flags[: len(lanes)]
+        logged = None
+        plain = not any(kinds.tobytes())
+        if not plain:
+            terminated, truncated = kinds == TERMINATED, kinds == TRUNCATED
+            mask = kinds == LOGGED
+            if mask.any():
+                logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes])
+            rows.kinds[lanes] = ASKED
+        for episode in episodes:
+            episode.taken += 1  # from here on its client may write the next row in place
+        if self._desk.crowded:
+            self._desk.make_room()
+        is_first = ~self._started[lanes]
+        if _TRUE in is_first.tobytes():
+            self._start_lanes(lanes[is_first])
+        self._note(lanes, kinds, plain)
+        failures, self._cuts = self._cuts, {}
+        return StepBatch(lanes, obs, rewards, terminated, truncated, is_first, infos, failures, None, logged)
+
+    def _start_lanes(self, lanes: np.ndarray) -> None:
+        self._started[lanes] = True
+        for lane in lanes.tolist():
+            episode = self._desk.registry.by_lane[lane]
+            assert episode is not None
+            self.unrecorded[lane] = not episode.training_enabled
+
+    def _note(self, lanes: np.ndarray, kinds: np.ndarray, plain: bool) -> None:
+        """Which slots wait for what now, and which ask in time."""
+        code = self._states.code
+        code[lanes] = WAITING
+        if self._late:
+            self._prompt[:] = False
+        self._prompt[lanes] = True
+        if plain:
+            self._handed = lanes
+        else:
+            self._prompt[lanes[kinds != ASKED]] = False
+            code[lanes[kinds >= TERMINATED]] = ENDED
+        self._num_prompt = int(np.count_nonzero(self._prompt))
+        self.stats["batches"] += 1
+
+    # ------------------------------------------------------------------ answers
+
+    def send_actions(self, env_ids: np.ndarray, actions: Any) -> None:
+        """Hands each waiting client its action. Logged rows take theirs to nobody."""
+        if env_ids is not self._handed or self._closed:
+            if self._closed:
+                raise EnvClosedError("the served env is closed")
+            env_ids = self._states.require_waiting(env_ids)
+        answers = self._codec.check_and_split(actions, env_ids)
+        self._handed = None
+        self._states.code[env_ids] = BUSY
+        owed = self._desk.asking.pop
+        for lane, answer in zip(env_ids.tolist(), answers, strict=True):
+            episode = owed(lane, None)
+            if episode is not None:
+                episode.answer = answer
+                episode.notify()
+        self.stats["answered"] += len(answers)
+
+    def refuse(self, env_ids: np.ndarray, error: BaseException) -> None:
+        """Answers waiting slots with an error, as no action can be had: closes their episodes, which break off here.
+
+        Raises:
+            EnvProtocolError: a slot does not wait.
+        """
+        for lane in self._states.require_waiting(env_ids).tolist():
+            episode = self._desk.registry.by_lane[lane]
+            assert episode is not None
+            asked = lane in self._desk.asking
+            held = not asked and episode.mutex.acquire(timeout=1.0)  # a client may be just sending
+            self._desk.registry.close(episode, f"was closed, as no action could be had: {error}")
+            self._cut(episode, f"got no action: {type(error).__name__}: {error}")
+            if held:
+                episode.mutex.release()
+            self._desk.refuse(lane, error)
+        self._handed = None
+
+    def acted_lanes(self) -> np.ndarray:
+        """int64[M]: slots that were sent an action whose outcome has not been polled."""
+        return np.flatnonzero(self._states.code == BUSY)
+
+    # ------------------------------------------------------------------ slots that come and go
+
+    def try_reset(self, env_ids: np.ndarray) -> None:
+        """Frees slots whose episode has ended; None: their next first rows come with new episodes.
+
+        Raises:
+            EnvProtocolError: a slot has not ended. Only its client can end a served episode.
+        """
+        ids = self._states.require_resettable(env_ids)
+        going_on = ids[self._states.code[ids] != ENDED]
+        if len(going_on):
+            raise EnvProtocolError(f"slots {going_on.tolist()}: only its client can end a served episode")
+        self._free(ids)
+
+    def try_restart(self, env_ids: np.ndarray) -> None:
+        """Frees slots whose episode broke off."""
+        self._free(self._states.require_failed(env_ids))
+
+    def _free(self, lanes: np.ndarray) -> None:
+        self._states.code[lanes] = RESETTING
+        self._started[lanes] = self._prompt[lanes] = False
+        for lane in lanes.tolist():
+            self._desk.registry.free_lane(lane)
+
+    def _cut(self, episode: ServedEpisode, what: str) -> None:
+        """What is still on its way of a closed episode is dropped; its slot fails, or is free if it had no row."""
+        episode.dead = True
+        lane = episode.lane
+        self._desk.lanes.kinds[lane] = ASKED
+        self._desk.lanes.infos.pop(lane, None)
+        if self._started[lane]:
+            self._states.code[lane] = FAILED
+            self._cuts[lane] = EpisodeCutError(f"slot {lane}: episode {episode.id!r} {what}", slot=lane)
+        else:
+            self._desk.registry.free_lane(lane)
+
+    def _expire_idle(self) -> float:
+        """Closes episodes that had no call for too long, if it is time to look; returns the time."""
+        now = time.monotonic()
+        if now < self._next_check:
+            return now
+        self._next_check = now + self._idle_timeout_s / _EXPIRY_CHECKS
+        for episode in list(self._desk.registry.open.values()):
+            if episode.standing or episode.touched or episode.sent != episode.taken:
+                episode.touched, episode.idle_since = False, now
+            elif now - episode.idle_since >= self._idle_timeout_s and episode.mutex.acquire(False):
+                self._expire(episode)
+                episode.mutex.release()
+        return now
+
+    def _expire(self, episode: ServedEpisode) -> None:
+        if episode.touched or episode.closed is not None:  # a call came just now
+            return
+        self._desk.registry.close(episode, f"expired: it had no call for {self._idle_timeout_s} s")
+        self._cut(episode, f"had no call for {self._idle_timeout_s} s")
+        self.stats["expired"] += 1
+
+    # ------------------------------------------------------------------ the end
+
+    def stop_serving(self, error: BaseException) -> None:
+        """Sampling has failed for good: every client that waits, and every later call, is told why."""
+        self._desk.stop(f"sampling has ended: {type(error).__name__}: {error}", error)
+
+    def close(self) -> None:
+        """Ends every call with a ServingError, and waits at most 5 s for ``run()`` to end."""
+        first, self._closed = not self._closed, True
+        self._desk.stop("the served env was closed")
+        if first:
+            self.env.interrupt()
+        if self.env.ident is not None and self.env is not threading.current_thread():
+            self.env.join(_JOIN_S)
