@@ -11,6 +11,7 @@ import numpy as np
 
 from rlsample.errors import ConfigError
 from rlsample.evaluation.evaluator_set import EvaluatorSet
+from rlsample.optimizers.learner_stats import mean_stats
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
@@ -37,6 +38,9 @@ class SyncSamplesSettings:
 
 class SyncSamplesOptimizer(PolicyOptimizer):
     """Weights out, samples in, ``num_sgd_iter`` passes of shuffled minibatches on the local evaluator.
+
+    Samples come in rounds: one of each evaluator, all at the same time, in the evaluators' order, until there are
+    enough rows. So the same seed gives the same run with any engine.
 
     Args:
         evaluators: the remote ones sample, or the local one where there are none.
@@ -68,15 +72,15 @@ class SyncSamplesOptimizer(PolicyOptimizer):
         parts: list[SampleBatch] = []
         rows = 0
         while not parts or rows < self.settings.train_batch_size:
-            for evaluator in self.evaluators.samplers:
-                parts.append(evaluator.sample())
-                rows += parts[-1].count
-                self.num_steps_sampled += parts[-1].count
+            for batch in self.evaluators.sample_round():
+                parts.append(batch)
+                rows += batch.count
+                self.num_steps_sampled += batch.count
         return parts[0] if len(parts) == 1 else SampleBatch.concat(parts)
 
     def _learn(self, batch: SampleBatch) -> dict[str, float]:
         local, settings = self.evaluators.local, self.settings
-        local.set_progress(self.num_steps_sampled)
+        self.evaluators.set_progress(self.num_steps_sampled)
         for name in settings.standardize_fields:
             batch[name] = standardized(batch[name])
         size = settings.minibatch_size or batch.count
@@ -86,15 +90,15 @@ class SyncSamplesOptimizer(PolicyOptimizer):
             for minibatch in [batch] if size >= batch.count else batch.minibatches(size, self._rng):
                 last_pass.append(local.compute_apply(minibatch))
                 self.num_steps_trained += minibatch.count
-        return {name: float(np.mean([stats[name] for stats in last_pass])) for name in last_pass[0]}
+        return mean_stats(last_pass)
 
     def stats(self) -> dict[str, float]:
-        """Adds ``sample_time_s`` and ``learn_time_s``, means per step since the last call."""
+        """Adds ``sample_time_s, learn_time_s``, means per step since the last call, and ``evaluator_restarts``."""
         steps = max(1, self._steps)
         times = {"sample_time_s": self._sample_s / steps, "learn_time_s": self._learn_s / steps}
         self._sample_s = self._learn_s = 0.0
         self._steps = 0
-        return {**super().stats(), **times}
+        return {**super().stats(), **times, "evaluator_restarts": self.evaluators.num_restarts}
 
     def save(self) -> dict[str, Any]:
         return {**super().save(), "rng": self._rng.bit_generator.state}
