@@ -11,17 +11,20 @@ import numpy as np
 
 from rlsample.env.convert import as_base_env
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.serving import ServingEnvAdapter
 from rlsample.env.spaces import ActionCodec, ObsWriter, empty_columns
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.evaluation.async_sampler import ActingView, AsyncSampler
 from rlsample.evaluation.callbacks import Callbacks
+from rlsample.evaluation.lockstep_sampler import make_sampler
 from rlsample.evaluation.metrics import EpisodeMetrics
 from rlsample.evaluation.policy_evaluator import PolicyEvaluator
 from rlsample.evaluation.sampler import Sampler
 from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.evaluation.served_sampler import ServedSampler
 from rlsample.policy.policy import Gradients, Policy, Weights
 from rlsample.sample_batch import SampleBatch
-from rlsample.tree import Tree, gather
+from rlsample.tree import Tree
 
 __all__ = ["CommonPolicyEvaluator"]
 
@@ -66,17 +69,24 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         self.env = as_base_env(env, num_envs, settings=env_settings, seed=seed, worker_index=worker_index)
         try:
             self.policy = self._make_policy(policy, seed)
-            self._lock = threading.RLock()  # only contended when sample_async is on
-            acting: Any = ActingView(self.policy, self._lock) if self.settings.sample_async else self.policy
-            self.sampler = Sampler(self.env, acting, self.settings, worker_index, callbacks)
+            self._lock = threading.RLock()  # only contended when sampling runs in a thread of its own
+            self._acting_lock = threading.RLock() if self.policy.acts_while_learning else self._lock
+            served = isinstance(self.env, ServingEnvAdapter)
+            ahead = served if self.settings.sample_async is None else self.settings.sample_async
+            acting: Any = ActingView(self.policy, self._acting_lock) if ahead else self.policy
+            make: Any = ServedSampler if served else make_sampler
+            self.sampler: Sampler = make(self.env, acting, self.settings, worker_index, callbacks)
             self._codec = ActionCodec(self.env.action_space)
             self._writer = ObsWriter(self.env.observation_space)
         except BaseException:
             self.env.close()
             raise
         self.filter = self.sampler.filter
+        full = self.settings.sample_queue_full
+        drop_oldest = served if full == "auto" else full == "drop_oldest"
+        failed = self.env.stop_serving if isinstance(self.env, ServingEnvAdapter) else None
         self._async = (
-            AsyncSampler(self._sample, self.settings.sample_queue_size) if self.settings.sample_async else None
+            AsyncSampler(self.sampler.sample, self.settings.sample_queue_size, drop_oldest, failed) if ahead else None
         )
 
     def _make_policy(self, policy: Any, seed: int | None) -> Policy:
@@ -92,26 +102,22 @@ class CommonPolicyEvaluator(PolicyEvaluator):
     # ------------------------------------------------------------------ sampling
 
     def sample(self) -> SampleBatch:
-        """One batch; see :meth:`Sampler.sample`. With ``sample_async`` it was begun before this call.
+        """One batch; see :meth:`Sampler.sample`. Where sampling has a thread of its own, it was begun before this call.
 
-        Columns: obs, actions, rewards, terminated, truncated, the policy's extra columns, eps_id, t, env_id, fragment_id,
-        policy_version, and what the policy's postprocess adds. The arrays are the caller's.
+        Columns: obs, actions, rewards, terminated, truncated, the policy's extra columns, eps_id, t, env_id,
+        fragment_id, policy_version, and what the policy's postprocess adds. The arrays are the caller's.
 
         Raises:
             EnvFailedError: a sub-env failed past its restart budget.
             SamplerError: the sampling thread failed (the error is its cause), or this evaluator is closed.
         """
-        batch = self._sample() if self._async is None else self._async.get()
+        batch = self.sampler.sample() if self._async is None else self._async.get()
+        if self.settings.postprocess:
+            with self._lock:
+                batch = self.policy.postprocess(batch)
         if self.callbacks is not None:
             self.callbacks.on_sample_end(self, batch)
         return batch
-
-    def _sample(self) -> SampleBatch:
-        batch = self.sampler.sample()
-        if not self.settings.postprocess:
-            return batch
-        with self._lock:
-            return self.policy.postprocess(batch)
 
     def compute_action(self, obs: Any, explore: bool = False) -> Any:
         """The action for one observation of the env, in the form ``env.step`` takes.
@@ -120,7 +126,7 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         """
         column = empty_columns(self.env.observation_space, (1,))
         self._writer.write(column, 0, obs, 0, None)
-        with self._lock:
+        with self._acting_lock:
             out = self.policy.act(self.filter(column, update=False), explore)
         return self._codec.check_and_split(self.sampler.to_env(out.actions), np.zeros(1, np.int64))[0]
 
@@ -132,8 +138,14 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         return self.sampler.episodes.drain()
 
     def get_timers(self) -> dict[str, float]:
-        """Mean milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``; ``polls``."""
-        return self.sampler.timers.drain()
+        """Milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``; ``polls``.
+
+        With ``sample_queue_full="drop_oldest"`` also ``sampler/rows_dropped``, since the start.
+        """
+        timers = self.sampler.timers.drain()
+        if self._async is not None and self._async.drops:
+            timers["sampler/rows_dropped"] = self._async.rows_dropped
+        return timers
 
     # ------------------------------------------------------------------ learning
 
@@ -168,12 +180,12 @@ class CommonPolicyEvaluator(PolicyEvaluator):
 
         With all three, a resumed evaluator continues bit for bit. Without the episodes it starts new ones.
         """
-        with self._lock:
+        with self._lock, self._acting_lock:
             sampler = None if self._async else self.sampler.get_state()
             return {"policy": self.policy.get_state(), "filter": self.filter.get_state(), "sampler": sampler}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        with self._lock:
+        with self._lock, self._acting_lock:
             self.policy.set_state(state["policy"])
             self.filter.set_state(state["filter"])
             if state["sampler"] is not None:
