@@ -69,6 +69,10 @@ _PPO_ACROBOT = {
     "num_sgd_iter": 10,
     "learning_rate": 1e-3,
 }
+_PPO_PENDULUM = {
+    "gamma": 0.9,
+    "learning_rate": 1e-3,
+}
 
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
@@ -81,7 +85,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "num_sgd_iter": 10,
             "standardize_fields": ("advantages",),
         },
-        tuned={"CartPole-v1": _PPO_CARTPOLE, "Acrobot-v1": _PPO_ACROBOT},
+        tuned={"CartPole-v1": _PPO_CARTPOLE, "Acrobot-v1": _PPO_ACROBOT, "Pendulum-v1": _PPO_PENDULUM},
     ),
     "a2c": Algorithm(
         name="a2c",

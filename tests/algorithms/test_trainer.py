@@ -269,6 +269,22 @@ def test_out_that_cannot_be_used(tmp_path):
         Trainer(small(env=CountEnv, out=str(tmp_path / "file" / "run")))
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_env_is_closed_once(tmp_path, monkeypatch, fails):
+    closed = []
+    monkeypatch.setattr(CountEnv, "close", lambda env: closed.append(id(env)))
+    run_once(tmp_path)
+    closed.clear()
+    if fails:
+        with pytest.raises(ConfigError, match="already holds a run"):
+            Trainer(small(env=CountEnv, out=str(tmp_path)))
+    else:
+        trainer = Trainer(small(env=CountEnv))
+        trainer.close()
+        trainer.close()
+    assert len(closed) == len(set(closed)) == 4
+
+
 def test_saving_without_a_folder_is_refused():
     with Trainer(small(env=CountEnv)) as trainer, pytest.raises(ConfigError, match="no folder to save to: set out"):
         trainer.save()

@@ -2,15 +2,33 @@
 
 from pathlib import Path
 
+from click.testing import CliRunner
+
 from rlsample.algorithms.presets import ALGORITHMS
 from rlsample.algorithms.run_config import option_types
 from rlsample.cli.config_docs import config_reference
+from rlsample.cli.train_command import train
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 
 
 def test_the_page_is_current():
     assert PAGE.read_text(encoding="utf-8") == config_reference(), "run `make docs`"
+
+
+def test_every_option_is_a_flag_with_its_help():
+    flags = {param.name: param for param in train.params}
+    for algo in ALGORITHMS:
+        for section, types in option_types(algo).items():
+            for name in types:
+                assert f"--{name.replace('_', '-')}" in flags[name].opts
+                assert flags[name].section == section
+                assert flags[name].help
+    assert "(ppo only)" in flags["clip_range"].help
+    assert "only)" not in flags["gamma"].help
+    done = CliRunner().invoke(train, ["--help"])
+    headings = [line for line in done.output.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == ["Command:", "Train:", "Output:", "Envs:", "Sampler:", "Policy:", "Model:", "Learning:"]
 
 
 def test_every_option_has_its_line():
