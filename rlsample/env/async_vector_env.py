@@ -105,6 +105,11 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         """Worker processes."""
         return len(self._team.slots)
 
+    @property
+    def worker_pids(self) -> list[int]:
+        """Their process ids; a worker that died keeps its last one until it is replaced."""
+        return list(self._team.pids)
+
     # ------------------------------------------------------------------ the polled interface
 
     def poll(self, timeout_s: float | None = None) -> StepBatch:
@@ -152,42 +157,47 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
         """At least ``least`` rows (or all that are owed), at most ``most``; fewer when the time is over."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._polling, self._closed_means_closed():
-            while True:
-                with self._lock:
-                    requests, now = self._look_around(), time.monotonic()
-                    if not requests.owed:
-                        self._start_or_refuse()
-                    over = deadline is not None and now >= deadline
-                    if self._missing(least) <= 0 or (over and not self.ordered):
-                        return self._take(most)
-                    if over:
-                        return requests.empty()
-                self._sleep(lambda: self._missing(least), deadline)
+        with self._polling:
+            try:
+                while True:
+                    with self._lock:
+                        requests = self._look_around()
+                        if not requests.owed:
+                            self._start_or_refuse()
+                        enough = self._enough(least)
+                        over = deadline is not None and time.monotonic() >= deadline
+                        if requests.num_published() >= enough or (over and not self.ordered):
+                            return self._take(most)
+                        if over:
+                            return requests.empty()
+                    self._sleep(enough, deadline)
+            except Exception:
+                self._raise_if_torn_down()
+                raise
 
     def _wait_for(self, ids: np.ndarray) -> StepBatch:
         """The rows of exactly these slots, in this order."""
         slots = ids.tolist()
-        with self._polling, self._closed_means_closed():
-            while True:
-                with self._lock:
-                    requests = self._look_around()
-                    ready = requests.ready()
-                    if ready.issuperset(slots):
-                        batch = requests.take(slots)
-                        order = {slot: k for k, slot in enumerate(slots)}
-                        return reorder(batch, np.argsort([order[slot] for slot in batch.env_ids.tolist()]))
-                self._sleep(lambda: len(set(slots) - self._requests.ready()), None)
+        with self._polling:
+            try:
+                while True:
+                    with self._lock:
+                        requests = self._look_around()
+                        ready = requests.ready()
+                        if ready.issuperset(slots):
+                            batch = requests.take(slots)
+                            order = {slot: k for k, slot in enumerate(slots)}
+                            return reorder(batch, np.argsort([order[slot] for slot in batch.env_ids.tolist()]))
+                        enough = requests.num_published() + len(set(slots) - ready)
+                    self._sleep(enough, None)
+            except Exception:
+                self._raise_if_torn_down()
+                raise
 
-    @contextlib.contextmanager
-    def _closed_means_closed(self) -> Any:
-        """Whatever a pool that was closed meanwhile stumbles over is an EnvClosedError."""
-        try:
-            yield
-        except Exception:
-            if self._torn_down:
-                raise EnvClosedError("the env was closed while it was polled") from None
-            raise
+    def _raise_if_torn_down(self) -> None:
+        """Whatever a pool stumbles over that was closed meanwhile is an EnvClosedError."""
+        if self._torn_down:
+            raise EnvClosedError("the env was closed while it was polled") from None
 
     def _look_around(self) -> SlotRequests:
         """Notices closing, dead and hung workers, and restarts that are due."""
@@ -207,23 +217,23 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         elif not self._requests.delayed:
             raise self._states.nothing_pending()
 
-    def _missing(self, least: int) -> int:
-        """How many rows are still to come before some can be given out."""
+    def _enough(self, least: int) -> int:
+        """How many published rows there must be before some can be given out; more is never needed."""
         requests = self._requests
         if not requests.owed:
-            return 1  # there are only restarts that are not due yet
+            return self.num_envs + 1  # there are only restarts that are not due yet
         if not self._groups:
-            return min(least, requests.owed) - requests.num_ready()
+            return min(least, requests.owed) - requests.num_unpublished()
         while not (owing := requests.owing(self._groups[self._turn])):
             self._turn = (self._turn + 1) % len(self._groups)
-        return len(set(owing) - requests.ready())
+        return requests.num_published() + len(set(owing) - requests.ready())
 
     def _take(self, most: int | None) -> StepBatch:
         requests = self._requests
         if self._groups:
             group, self._turn = self._groups[self._turn], (self._turn + 1) % len(self._groups)
             return requests.take(requests.ready().intersection(group))
-        if most is None or requests.num_ready() <= most:
+        if most is None or requests.num_published() + requests.num_unpublished() <= most:
             return requests.take_all()
         ready = sorted(requests.ready())
         later = [slot for slot in ready if slot > self._last_taken]  # each slot has its turn, however fast others are
@@ -233,21 +243,22 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
     # ------------------------------------------------------------------ waiting and watching
 
-    def _sleep(self, missing: Callable[[], int], deadline: float | None) -> None:
-        """Until nothing is ``missing`` any more, something happens to a worker, or it is time to look around."""
+    def _sleep(self, enough: int, deadline: float | None) -> None:
+        """Until ``enough`` rows are published, something happens to a worker, or it is time to look around."""
         team, requests = self._team, self._requests
-        until = min([time.monotonic() + _WATCH_EVERY_S, *requests.delayed.values()])
+        now = time.monotonic()
+        until = min([now + _WATCH_EVERY_S, *requests.delayed.values()]) if requests.delayed else now + _WATCH_EVERY_S
         if deadline is not None:
             until = min(until, deadline)
         if self._spin_s:
-            spin_until = time.monotonic() + self._spin_s
-            while time.monotonic() < spin_until:
-                if missing() <= 0:
+            while time.monotonic() < now + self._spin_s:
+                if requests.num_published() >= enough:
                     return
-        team.common[NEED] = max(1, requests.num_published() + missing())
+        unpublished = requests.num_unpublished()
+        team.common[NEED] = max(1, enough)
         fence()
         heard: list[int] = []
-        if missing() > 0 and not self._closed:
+        if requests.num_published() < enough and requests.num_unpublished() == unpublished and not self._closed:
             heard = team.waiter.wait(until - time.monotonic())
         team.common[NEED] = 0
         if heard:

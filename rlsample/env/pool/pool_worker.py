@@ -207,13 +207,15 @@ class _Worker:
             self.publish(rows)
 
     def reset_ahead(self, rows: list[int]) -> None:
-        runner, ordered = self.runner, self.loop.ordered
+        runner = self.runner
+        if self.loop.ordered:  # they are shown with the rows of their episodes' ends
+            runner.reset_ahead(rows)
+            runner.ahead[rows] = runner.request[rows]
+            return
         for row in rows:
             runner.reset_ahead([row])
-            if not ordered:
-                self.flush()
+            self.flush()
             runner.ahead[row] = runner.request[row]
-        if not ordered:
             fence()
             if self.common[NEED]:
                 self.pool_bell.ring()

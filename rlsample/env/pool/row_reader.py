@@ -28,6 +28,10 @@ from rlsample.tree import concat, gather, map_tree
 __all__ = ["ColumnInfos", "RowReader", "merge_batches", "reorder"]
 
 
+_NOTHING, _FIRSTS = {0}, {FIRST}
+_ENDS, _CUTS = {0, TERMINATED, TRUNCATED, ENDED_BY}, {TRUNCATED, ENDED_BY}
+
+
 class ColumnInfos(Mapping[int, dict[str, float]]):
     """Infos that came as columns; a row's dict is made when it is asked for.
 
@@ -60,8 +64,10 @@ class RowReader:
     def __init__(self, team: WorkerTeam, worker_of: np.ndarray, states: SlotStates, info_keys: tuple[str, ...]) -> None:
         self._team, self._block, self._worker_of = team, team.block, worker_of
         self._states, self._info_keys = states, info_keys
-        self._no = np.zeros(states.num_envs, bool)
-        self._no.flags.writeable = False
+        self._no, self._zeros = np.zeros(states.num_envs, bool), np.zeros(states.num_envs, np.float32)
+        self._yes = ~self._no
+        for shared in (self._no, self._yes, self._zeros):
+            shared.flags.writeable = False
 
     def empty(self) -> StepBatch:
         """A batch of no rows."""
@@ -73,36 +79,43 @@ class RowReader:
         plane = block.step
         if ids is self._states.all_ids:
             obs: Any = plane.obs.copy() if type(plane.obs) is np.ndarray else map_tree(np.copy, plane.obs)
-            rewards, flags = plane.rewards.copy(), plane.flags.tobytes()
+            rewards, flags = plane.rewards.copy(), plane.flags
             block.taken[:] = block.done
             code.fill(WAITING)
         else:
-            obs = gather(plane.obs, ids)
-            rewards, flags = plane.rewards[ids], plane.flags[ids].tobytes()
+            obs, rewards, flags = gather(plane.obs, ids), plane.rewards[ids], plane.flags[ids]
             block.taken[ids] = block.done[ids]
             code[ids] = WAITING
-        if flags.count(0) == len(flags):
-            no = self._no[: len(ids)]
+        no, seen = self._no[: len(ids)], set(flags.tobytes())
+        if seen == _NOTHING or not seen:
             return StepBatch(ids, obs, rewards, no, no, no)
+        if seen <= _ENDS:
+            bits = flags & ENDED_BY
+            ended = bits != 0
+            code[ended if ids is self._states.all_ids else ids[ended]] = ENDED
+            truncated = bits & TRUNCATED != 0 if seen & _CUTS else no
+            return StepBatch(ids, obs, rewards, (bits & TERMINATED).view(bool), truncated, no)
         block.command[ids] = STEP
-        return self._with_flags(plane, 0, StepBatch(ids, obs, rewards, self._no, self._no, self._no), flags)
+        return self._with_flags(plane, 0, StepBatch(ids, obs, rewards, no, no, no), flags)
 
     def take_firsts(self, ids: np.ndarray) -> StepBatch:
         """The first observations of slots that were reset ahead, in this order."""
         plane = self._block.first
         self._states.code[ids] = WAITING
         self._block.steps[ids] = 0
-        batch = StepBatch(ids, gather(plane.obs, ids), plane.rewards[ids], self._no, self._no, self._no)
-        return self._with_flags(plane, 1, batch, plane.flags[ids].tobytes())
+        count = len(ids)
+        no, flags = self._no[:count], plane.flags[ids]
+        batch = StepBatch(ids, gather(plane.obs, ids), self._zeros[:count], no, no, self._yes[:count])
+        return batch if set(flags.tobytes()) == _FIRSTS else self._with_flags(plane, 1, batch, flags)
 
-    def _with_flags(self, plane: Plane, number: int, batch: StepBatch, flags: bytes) -> StepBatch:
+    def _with_flags(self, plane: Plane, number: int, batch: StepBatch, flags: np.ndarray) -> StepBatch:
+        """The batch with all that its rows' flags say."""
         ids, code = batch.env_ids, self._states.code
-        bits = np.frombuffer(flags, np.uint8)
-        code[ids[bits & ENDED_BY != 0]] = ENDED
-        columns = [bits & bit != 0 for bit in (TERMINATED, TRUNCATED, FIRST)]
-        infos = self._infos(plane, number, ids, bits)
+        code[ids[flags & ENDED_BY != 0]] = ENDED
+        columns = [flags & bit != 0 for bit in (TERMINATED, TRUNCATED, FIRST)]
+        infos = self._infos(plane, number, ids, flags)
         batch = StepBatch(ids, batch.obs, batch.rewards, columns[0], columns[1], columns[2], infos)
-        failed = bits & IS_FAILED != 0
+        failed = flags & IS_FAILED != 0
         if not failed.any():
             return batch
         code[ids[failed]] = FAILED

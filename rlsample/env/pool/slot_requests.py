@@ -157,10 +157,9 @@ class SlotRequests:
         """Rows the workers have published that are not taken yet."""
         return int(np.count_nonzero(self._block.done != self._block.taken))
 
-    def num_ready(self) -> int:
-        """Rows and failures that could be taken now."""
-        ready = self.num_published() + len(self.failed_now)
-        return ready + len(self._awaited_now()) if self._awaited else ready
+    def num_unpublished(self) -> int:
+        """Failures, and first observations that were reset ahead, that could be taken now as well."""
+        return len(self.failed_now) + (len(self._awaited_now()) if self._awaited else 0)
 
     def ready(self) -> set[int]:
         """The slots whose row or failure could be taken now."""
@@ -175,19 +174,19 @@ class SlotRequests:
     def first_ones(self, ids: np.ndarray) -> StepBatch | None:
         """The first observations of slots that all have ended and been reset ahead by now; None if one was not."""
         block = self._block
-        if not self._reset_ahead or self._lost or (self._states.code[ids] != ENDED).any():
+        if not self._reset_ahead or self._lost or set(self._states.code[ids].tobytes()) != {ENDED}:
             return None
-        if (block.ahead[ids] != block.request[ids]).any():
+        if block.ahead[ids].tobytes() != block.request[ids].tobytes():
             return None
         return self._noted(self._rows.take_firsts(ids))
 
     def take_all(self) -> StepBatch:
         """Everything that is ready."""
-        if not self.failed_now and not self._awaited:
-            fresh = np.flatnonzero(self._block.done != self._block.taken)
-            self.owed -= len(fresh)
-            return self._noted(self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh))
-        return self.take(self.ready())
+        if self.failed_now or self._awaited:
+            return self.take(self.ready())
+        fresh = (self._block.done != self._block.taken).nonzero()[0]
+        self.owed -= len(fresh)
+        return self._noted(self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh))
 
     def take(self, slots: Iterable[int]) -> StepBatch:
         """The rows or failures of slots that are ready, by rising slot."""

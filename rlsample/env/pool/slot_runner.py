@@ -12,12 +12,12 @@ import gymnasium
 import numpy as np
 
 from rlsample.env.base_env import EnvContext, slot_seed
-from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.gym_wrappers import NO_LIMIT, bad_result, peel
 from rlsample.env.pool.messages import pack_failure
 from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
 from rlsample.errors import EnvFailedError, SpaceError
-from rlsample.tree import Tree, gather
+from rlsample.tree import Tree, gather, leaves
 
 __all__ = ["EnvPlan", "LocalPlane", "SlotRunner"]
 
@@ -71,6 +71,7 @@ class SlotRunner:
         self._envs: list[Any] = [None] * self.count
         self._steps: list[Any] = [None] * self.count
         self._limits = np.zeros(self.count, np.int64)
+        self._until_late = 0  # so many calls of step at least before a slot reaches its time limit
         self._seeded = [False] * self.count
         self._incarnation = [0] * self.count
         self._ahead: set[int] = set()  # rows that were reset ahead and not stepped since
@@ -109,6 +110,7 @@ class SlotRunner:
             )
         self._envs[row] = env
         self._steps[row], self._limits[row] = peel(env)
+        self._until_late = 0
 
     def attach(self, block: SlotBlock, spaces: tuple[Any, Any]) -> None:
         """Takes the shared columns; from now on :meth:`step` and the resets can be called."""
@@ -121,6 +123,7 @@ class SlotRunner:
         self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
         shape, dtype = self._writer.shape, self._writer.dtype
         self._checks_obs = dtype is not None and dtype.kind == "f"
+        self._has_floats = any(leaf.dtype.kind == "f" for leaf in leaves(self.stepped.obs))
         if shape:
             self._row_lengths = {shape[0]}
             self._flat_obs = self.stepped.obs.reshape(-1, *shape[1:])
@@ -140,23 +143,30 @@ class SlotRunner:
             self._ahead.difference_update(rows)
         failed: dict[int, EnvFailedError] = {}
         results = self._call_steps(rows, self._codec.to_env(gather(self._actions, where)), failed)
-        elapsed = self._elapsed
-        elapsed[where] += 1
+        self._elapsed[where] += 1
         terminated, truncated, infos = self._write_rows(rows, where, results, failed)
+        self._until_late -= 1
+        if self._until_late <= 0:
+            truncated = self._with_limits(rows, truncated)
         flags = self.stepped.flags
         flags[where] = 0
-        late = elapsed[where] >= self._limits[where]
         ended: list[int] = []
-        if any(terminated) or any(truncated) or late.any():
-            for row, term, trunc, over in zip(rows, terminated, truncated, late.tolist(), strict=True):
-                if (term or trunc or over) and row not in failed:
-                    flags[row] = (TERMINATED if term else 0) | (TRUNCATED if trunc or over else 0)
+        if any(terminated) or any(truncated):
+            for row, term, trunc in zip(rows, terminated, truncated, strict=True):
+                if term or trunc:
+                    flags[row] = (TERMINATED if term else 0) | (TRUNCATED if trunc else 0)
                     ended.append(row)
         if failed or any(infos):
             self._post(self.stepped, rows, {row: info for row, info in zip(rows, infos, strict=True) if info}, failed)
         elif self.plan.info_keys:
             self.stepped.has_info[where] = False
         return [row for row in ended if not flags[row] & IS_FAILED] if failed else ended
+
+    def _with_limits(self, rows: list[int], truncated: Any) -> list[bool]:
+        """The truncated flags and the time limits, which are looked at only when some slot may have reached its own."""
+        left = self._limits - self._elapsed
+        self._until_late = int(left[left > 0].min(initial=NO_LIMIT))
+        return [trunc or over for trunc, over in zip(truncated, (left[rows] <= 0).tolist(), strict=True)]
 
     def _call_steps(self, rows: list[int], actions: list[Any], failed: dict[int, EnvFailedError]) -> list[Any]:
         """What each env returned; a blank, and an entry in ``failed``, for one that raised."""
@@ -225,7 +235,8 @@ class SlotRunner:
                 terminated[at], truncated[at] = bool(term), bool(trunc)
             except Exception as e:
                 failed[row] = self._failure(row, e, "step", step)
-        self._find_nonfinite(plane, rows, failed)
+        if self._has_floats:
+            self._find_nonfinite(plane, rows, failed)
         return terminated, truncated, infos
 
     def _find_nonfinite(self, plane: LocalPlane, rows: list[int], failed: dict[int, EnvFailedError]) -> None:
@@ -305,11 +316,13 @@ class SlotRunner:
             except Exception as e:
                 failed[row] = self._failure(row, e, "reset")
         self._line[ROW] = -1
-        plane.rewards[rows] = 0
+        if plane is self.stepped:
+            plane.rewards[rows] = 0
         plane.flags[rows] = FIRST
-        if rows:
+        if self._has_floats and rows:
             self._find_nonfinite(plane, rows, failed)
-        self._post(plane, rows, infos, failed)
+        if infos or failed or self.plan.info_keys:
+            self._post(plane, rows, infos, failed)
 
     def _first_seed(self, row: int) -> int | None:
         if self._seeded[row]:

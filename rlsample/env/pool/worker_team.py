@@ -71,6 +71,7 @@ class WorkerTeam:
         info_keys: as in the plan of the envs.
         block: the shared columns, once :meth:`start` is done.
         common: the common control line.
+        pids: the process ids.
         waiter: waits for workers.
         notes: (slot, plane) -> (request, payload), what came by pipe and was not asked for yet.
     """
@@ -95,7 +96,7 @@ class WorkerTeam:
         papers = b"" if self._forks else _pickled((envs, self._loop))
         self.notes: dict[tuple[int, int], tuple[int, Any]] = {}
         self._answers: dict[int, list[Any]] = {w: [] for w in range(workers)}
-        self._pids: list[int] = [0] * workers
+        self.pids: list[int] = [0] * workers
         self._channels: list[Channel | None] = [None] * workers
         self._progress = [(0, 0.0)] * workers
         self._memory, self._papers = MemoryFile(), MemoryFile()
@@ -153,7 +154,7 @@ class WorkerTeam:
                 plans.append({**plan, "envs": self._envs, "loop": self._loop} if self._forks else plan)
                 fds.append([its.fileno(), self._memory.fd, self._papers.fd, *self._bells[w].fds, *pool_bell])
             for w, pid in zip(workers, self._launcher.launch(plans, fds), strict=True):
-                self._pids[w] = pid
+                self.pids[w] = pid
                 self._progress[w] = (0, time.monotonic())
         finally:
             for its in ends:
@@ -297,7 +298,7 @@ class WorkerTeam:
 
     def kill(self, w: int) -> None:
         """Kills a worker's process."""
-        self._launcher.kill(self._pids[w])
+        self._launcher.kill(self.pids[w])
 
     def bury(self, w: int, how: str = "") -> Death:
         """Takes what a dead worker still said, and says how it ended; its slots' requests are void."""
@@ -307,7 +308,7 @@ class WorkerTeam:
         if channel is not None:
             self.waiter.unwatch(channel.sock)
             channel.close()
-        code = self._launcher.exit_code(self._pids[w], _EXIT_WAIT_S)
+        code = self._launcher.exit_code(self.pids[w], _EXIT_WAIT_S)
         line = self._lines.workers[w]
         slot = line[ROW]
         line[PARKED] = line[MAIL] = line[PROGRESS] = 0
@@ -333,7 +334,7 @@ class WorkerTeam:
         deadline = time.monotonic() + wait_s
         for w, channel in enumerate(self._channels):
             if channel is not None and _drained(channel.sock, deadline):
-                self._launcher.exit_code(self._pids[w], max(0.0, deadline - time.monotonic()))
+                self._launcher.exit_code(self.pids[w], max(0.0, deadline - time.monotonic()))
         self._launcher.close()
         self.waiter.close()
         for channel in self._channels:
