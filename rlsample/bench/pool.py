@@ -18,7 +18,7 @@ from rlsample.env.spaces import ObsWriter, zeros_columns
 from rlsample.errors import ConfigError
 from rlsample.tree import Tree, gather
 
-__all__ = ["bench_pool", "drive", "fixed_actions", "worker_cpu_s"]
+__all__ = ["bench_pool", "drive", "fixed_actions", "frame_skip", "worker_cpu_s"]
 
 _WARM_UP_S = 0.5
 

@@ -88,17 +88,21 @@ def as_base_env(
         made, make = _call_once(_make_from_factory(env), num_envs, settings, worker_index)
         if isinstance(made, _MANY):
             return _many(made, num_envs, dataclasses.replace(settings, env_config={}), seeding)
-    elif hasattr(env, "step") and hasattr(env, "reset"):
-        raise ConfigError(
+    else:
+        raise _unknown_kind(env)
+    return GymEnvs(make, int(num_envs), settings=settings, **seeding)
+
+
+def _unknown_kind(env: Any) -> ConfigError:
+    if hasattr(env, "step") and hasattr(env, "reset"):
+        return ConfigError(
             f"{_name(env)} has step and reset but is no gymnasium.Env; subclass gymnasium.Env, or wrap it with Shimmy "
             "(pip install shimmy)"
         )
-    else:
-        raise ConfigError(
-            f"cannot make an env of {_name(env)}; give a Gymnasium id, a spec, a gymnasium.Env or VectorEnv (object, "
-            "class or factory), or a BaseEnv"
-        )
-    return GymEnvs(make, int(num_envs), settings=settings, **seeding)
+    return ConfigError(
+        f"cannot make an env of {_name(env)}; give a Gymnasium id, a spec, a gymnasium.Env or VectorEnv (object, "
+        "class or factory), or a BaseEnv"
+    )
 
 
 def _merged(settings: EnvSettings | None, options: dict[str, Any]) -> EnvSettings:
@@ -142,7 +146,7 @@ def _in_workers(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[st
     elif callable(env):
         make = _make_from_factory(env)
     else:
-        raise ConfigError(f"cannot make an env of {_name(env)}; give a Gymnasium id, a spec, a class or a factory")
+        raise _unknown_kind(env)
     return AsyncVectorEnv(make, num_envs, settings=settings, pool=settings.pool, **seeding)
 
 

@@ -16,7 +16,7 @@ from rlsample.env.pool.messages import Channel
 from rlsample.env.pool.nursery import die_with_parent, python_command
 from rlsample.errors import ConfigError, EnvError
 
-__all__ = ["ForkLauncher", "Launcher", "NurseryLauncher", "make_launcher"]
+__all__ = ["ForkLauncher", "Launcher", "NurseryLauncher", "make_launcher", "refuse_unsafe_fork"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 

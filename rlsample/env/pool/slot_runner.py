@@ -19,7 +19,7 @@ from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite
 from rlsample.errors import EnvFailedError, SpaceError
 from rlsample.tree import Tree, gather, leaves
 
-__all__ = ["EnvPlan", "LocalPlane", "SlotRunner"]
+__all__ = ["EnvPlan", "LocalPlane", "SlotRunner", "require_same_spaces"]
 
 _BLANK = (None, 0.0, False, False, None)
 
