@@ -212,11 +212,13 @@ class Channel:
                 self._pool.release(self._take_held(number))
             for _ in range(num_fds):
                 self._views.adopt(block_id, self._fds.popleft())
-            if block_id:  # posted values are read by other workers too
-                payload = self._views.view(block_id, writable=kind != POST)
+            if block_id:
+                payload = self._views.view(block_id)
             else:
                 payload = np.empty(num_bytes, np.uint8).data
                 yield payload
+            if kind == POST:
+                payload = payload.toreadonly()  # others may read the same memory
             self._messages.append(Message(kind, call_id, name, sizes, payload))
 
     def _take_held(self, block_id: int) -> Block:

@@ -256,7 +256,7 @@ class ProcessEngine(Engine):
             return
         self._read(handle)  # what it sent before it ended counts
         if not self._closed:
-            log.warning("worker %d (process %s) %s", handle.index, handle.pid, describe_exit(code))
+            log.info("worker %d (process %s) %s", handle.index, handle.pid, describe_exit(code))
         self._drop(handle, describe_exit(code))
 
     def _drop(self, handle: ProcessHandle, why: str) -> None:

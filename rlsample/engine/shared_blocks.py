@@ -134,10 +134,9 @@ class BlockViews:
         finally:
             os.close(fd)
 
-    def view(self, block_id: int, writable: bool) -> memoryview:
+    def view(self, block_id: int) -> memoryview:
         """The block's memory. When the last view of it is gone, its id is added to ``freed``."""
         root = np.frombuffer(self._maps[block_id], np.uint8)
-        root.flags.writeable = writable
         freed = self.freed
         self._watched[block_id] = weakref.ref(root, lambda _: freed.append(block_id))
         return root.data

@@ -10,7 +10,19 @@ from rlsample.evaluation.filters import FilterDelta, NoFilter, ObsFilter
 from rlsample.evaluation.policy_evaluator import PolicyEvaluator
 from rlsample.sample_batch import SampleBatch
 
-__all__ = ["Broadcast", "EvaluatorServer", "Fragment", "SampleGradients", "SampleInfo", "serve_evaluator"]
+__all__ = [
+    "MAX_WORKERS",
+    "Broadcast",
+    "EvaluatorServer",
+    "Fragment",
+    "SampleGradients",
+    "SampleInfo",
+    "check_num_workers",
+    "filter_of",
+    "policy_version_of",
+    "serve_evaluator",
+    "set_weights",
+]
 
 MAX_WORKERS = 4096
 

@@ -239,7 +239,7 @@ class EvaluatorSet:
         """Takes in what came with a remote result.
 
         Returns:
-            The batch of a sample, else the result itself; and the version of the broadcast it was sampled under, or None.
+            The batch of a sample, else the result itself; the version of the broadcast it was sampled under, or None.
         """
         if isinstance(result, Fragment):
             self._take_info(result.info)
