@@ -112,6 +112,22 @@ class LockstepEnv(BaseEnv):
         ids = self._states.require_resettable(env_ids)
         return self._exclusively(self._reset_slots, ids) if len(ids) else None
 
+    def turn(self, actions: Tree) -> StepBatch:
+        """``send_actions`` to every slot that waits for one, and ``poll``, in one call: for callers in step.
+
+        Args:
+            actions: tree [B, ...], B = num_envs; those of slots that are being reset are checked and ignored.
+        """
+        self._require_open()
+        self._actions, self._in_parts = self._codec.checked_copy(actions, self.all_ids), False
+        code = self._states.code
+        code[code == WAITING] = BUSY
+        return self._exclusively(self._poll)
+
+    def reset_slots(self, slots: np.ndarray) -> StepBatch | None:
+        """``try_reset`` of slots (int64[K], distinct) that had a row in the last poll, without looking them up."""
+        return self._exclusively(self._reset_slots, slots)
+
     def try_restart(self, env_ids: np.ndarray) -> None:
         self._require_open()
         for slot in self._states.require_failed(env_ids).tolist():

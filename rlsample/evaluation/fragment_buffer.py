@@ -42,7 +42,6 @@ class FragmentBuffer:
         self._finals: list[tuple[np.ndarray, Tree]] = []
         self._holes: list[np.ndarray] = []
         self._num_holes = np.zeros(len(lane_ids), np.int64)
-        self._fewest_holes = 0
 
     def rows(self, lanes: np.ndarray) -> Rows:
         """Where these lanes write next: a slice if that is all of them in step, else int64[K] flat rows."""
@@ -93,12 +92,11 @@ class FragmentBuffer:
         """The current rows of these lanes, which all move together, are no rows of the batch."""
         self._holes.append(self.flat_rows(lanes))
         self._num_holes[lanes] += 1
-        self._fewest_holes = int(self._num_holes.min())
 
     def target_reached(self) -> bool:
         """Whether some lane has ``length`` rows, holes not counted; for lanes that all move together."""
         assert self._together is not None
-        return self._together - self._fewest_holes >= self.target
+        return self._together >= self.target and self._together - int(self._num_holes.min()) >= self.target
 
     def mark_start(self, lanes: np.ndarray, eps_ids: np.ndarray, t: np.ndarray) -> None:
         """From their next row on, these lanes' rows belong to ``eps_ids`` and count from step ``t``; all int64[K]."""
@@ -139,8 +137,8 @@ class FragmentBuffer:
             position = np.cumsum(valid) - valid  # of a hole: where the next row goes
             keep = np.flatnonzero(valid)
             columns = {name: gather(column, keep) for name, column in columns.items()}
-            at_hole = np.isin(limits[cut_lanes] - 1, holes)  # its episode has just begun: its last row was an end
-            written = (lengths[cut_lanes] > 0) & ~at_hole
+            # a lane whose last row is a hole has just begun an episode: its last row of the batch was an end
+            written = (lengths[cut_lanes] > 0) & valid[limits[cut_lanes] - 1]
             if not written.all():
                 cut_lanes, cut_obs = cut_lanes[written], gather(cut_obs, written)
         cuts = (limits[cut_lanes] - 1, cut_obs)

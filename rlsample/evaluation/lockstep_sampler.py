@@ -31,8 +31,13 @@ def make_sampler(env: Any, policy: Any, settings: Any, worker_index: int = 0, ca
 class LockstepSampler(Sampler):
     """Samples truncated fragments of a :class:`LockstepEnv`; otherwise as :class:`Sampler`.
 
+    Attributes:
+        env: moved by ``turn``, which spares the look-up of each slot's state.
+
     ``_waiting`` holds the slots that wait for an action, and what *all* slots see.
     """
+
+    env: LockstepEnv
 
     def _sample_block(self) -> SampleBatch:
         buffer = self._buffer
@@ -68,9 +73,10 @@ class LockstepSampler(Sampler):
             actions = self.to_env(out.actions)
             started = perf_counter()
             timers.processing_s += started - acted
-            env.send_actions(ids, actions if ids is self._slots else gather(actions, ids))
             self._waiting = self._nobody
-        batch = env.poll()
+            batch = env.turn(actions)
+        else:
+            batch = env.poll()
         polled = perf_counter()
         timers.env_s += polled - started
         timers.polls += 1
@@ -93,13 +99,13 @@ class LockstepSampler(Sampler):
             batch.terminated,
             batch.truncated,
         )
-        first = np.flatnonzero(batch.is_first) if TRUE in batch.is_first.tobytes() else None
+        first = batch.is_first.nonzero()[0] if TRUE in batch.is_first.tobytes() else None
         rows = buffer.rows(slots)
         self.episodes.add(slots, rewards)
         soft = None
         if self.settings.horizon is not None:
-            over = terminated if first is None else terminated | batch.is_first
-            truncated, soft = self._apply_horizon(slots, over, truncated)
+            no_end = terminated if first is None else terminated | batch.is_first
+            truncated, soft = self._apply_horizon(slots, no_end, truncated)
         columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
         ends = TRUE in terminated.tobytes() or TRUE in truncated.tobytes()
         if ends and not self.settings.no_done_at_end:
@@ -114,24 +120,23 @@ class LockstepSampler(Sampler):
         if not ends:
             buffer.advance(slots)
         else:
-            ended = np.flatnonzero(terminated | truncated)
+            over = terminated | truncated
+            ended = over.nonzero()[0]
             buffer.add_finals(buffer.flat_rows(ended), gather(obs, ended))
             buffer.advance(slots)
         if first is not None:
             self._start_episodes(first)
         if soft is not None:
             self._end_softly(slots, obs, slots[soft])
-        return self._reset_ended(obs, ended) if ends else (slots, obs)
+        return self._reset_ended(obs, ended, over) if ends else (slots, obs)
 
-    def _reset_ended(self, obs: Tree, ended: np.ndarray) -> tuple[np.ndarray, Tree]:
+    def _reset_ended(self, obs: Tree, ended: np.ndarray, over: np.ndarray) -> tuple[np.ndarray, Tree]:
         self.episodes.finish(ended)
         started = perf_counter()
-        batch = self.env.try_reset(ended)
+        batch = self.env.reset_slots(ended)
         self.timers.env_s += perf_counter() - started
         if batch is None:
-            waits = np.ones(len(self._slots), bool)
-            waits[ended] = False
-            return np.flatnonzero(waits), obs
+            return (~over).nonzero()[0], obs
         if batch.failures:
             self._fail(batch.failures)
         if self.episodes.per_step:

@@ -204,7 +204,7 @@ class Sampler:
             obs = self.filter(obs, update=self.settings.update_filter)
         if TRUE in batch.is_first.tobytes():
             self._start_episodes(every[batch.is_first])
-            stepped = np.flatnonzero(~batch.is_first)
+            stepped = (~batch.is_first).nonzero()[0]
             if not len(stepped):
                 return every, obs
             outcome = every[stepped], batch.rewards[stepped], batch.terminated[stepped], batch.truncated[stepped]
@@ -241,7 +241,7 @@ class Sampler:
             if soft is not None:
                 self._end_softly(every, obs, ids[soft])
             return every, obs
-        ended = np.flatnonzero(terminated | truncated)
+        ended = (terminated | truncated).nonzero()[0]
         slots, at = ids[ended], ended if stepped is None else stepped[ended]
         buffer.add_finals(buffer.flat_rows(slots), gather(obs, at))
         buffer.advance(ids)
