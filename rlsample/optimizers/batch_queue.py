@@ -21,10 +21,12 @@ class TrainBatch:
     Attributes:
         fragments: what evaluators returned; nobody changes them.
         replayed_rows: rows of those fragments that came from replay.
+        versions: per fragment its rows, and the mean and the smallest version of the weights they were sampled under.
     """
 
     fragments: tuple[SampleBatch, ...]
     replayed_rows: int = 0
+    versions: tuple[tuple[int, float, int], ...] = ()
 
     @property
     def count(self) -> int:

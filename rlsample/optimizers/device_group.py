@@ -66,6 +66,7 @@ class DeviceGroup:
 
     Attributes:
         num_dropped_rows: rows left out because devices get equally many.
+        num_rows_loaded: rows that went to slots.
     """
 
     def __init__(
@@ -78,9 +79,10 @@ class DeviceGroup:
     ) -> None:
         self.settings = settings = settings or DeviceSettings()
         device = _checked_device(support, settings.devices[0])
-        self.num_dropped_rows = 0
+        self.num_dropped_rows = self.num_rows_loaded = 0
         self._support = support
         self._timers = timers or Timers()
+        self._count_lock = threading.Lock()  # several loaders load at once
         self._copies = [DeviceRows(device) for _ in range(num_slots)]
         memories: list[Callable[[], Memory]] = [functools.partial(Memory, device.type == "cuda")]
         memories += [SharedMemory] * (len(settings.devices) - 1)
@@ -113,7 +115,6 @@ class DeviceGroup:
             shards, dropped = split_fragments(batches, num), 0
         else:
             shards, dropped = split_rows(batches, num)
-        self.num_dropped_rows += dropped
         hosts = self._hosts[slot]
         self._copies[slot].wait_for_copy()
         for host, shard in zip(hosts, shards, strict=True):
@@ -124,7 +125,11 @@ class DeviceGroup:
         if self._ranks is not None:
             self._ranks.upload(slot, hosts[1:])
         self._timers.add("copy", time.perf_counter() - filled + self._copies[slot].drain_copy_s())
-        return sum(host.layout.count for host in hosts)
+        count = sum(host.layout.count for host in hosts)
+        with self._count_lock:
+            self.num_dropped_rows += dropped
+            self.num_rows_loaded += count
+        return count
 
     def train_pass(
         self, slot: int, minibatch_size: int = 0, rng: np.random.Generator | None = None

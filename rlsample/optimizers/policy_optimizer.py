@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from rlsample.evaluation.evaluator_set import EvaluatorSet
 
 __all__ = ["PolicyOptimizer"]
+
+R = TypeVar("R")
 
 
 class PolicyOptimizer(ABC):
@@ -35,6 +37,11 @@ class PolicyOptimizer(ABC):
     def stats(self) -> dict[str, float]:
         """Counters and mean times since the last call."""
         return {"num_steps_sampled": self.num_steps_sampled, "num_steps_trained": self.num_steps_trained}
+
+    def between_updates(self, work: Callable[[], R]) -> R:
+        """Runs ``work`` while no weight changes, and returns its result: for a look at the local evaluator, such as its
+        state for a checkpoint. An optimizer that learns in a thread of its own waits for the end of an update."""
+        return work()
 
     def save(self) -> dict[str, Any]:
         """What a checkpoint needs beyond the evaluators: arrays, numbers, strings and dicts or lists of them."""

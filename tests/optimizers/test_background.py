@@ -1,0 +1,166 @@
+"""Threads cannot fail unnoticed, and whoever waits is woken."""
+
+import threading
+
+import pytest
+
+from rlsample.errors import ConfigError, LearnerError
+from rlsample.optimizers.background import BackgroundThreads, Stopped, Timers
+from rlsample.optimizers.batch_queue import BatchQueue, TrainBatch
+from rlsample.optimizers.pass_ring import PassRing
+
+
+@pytest.fixture
+def threads():
+    made = BackgroundThreads()
+    yield made
+    made.close()
+
+
+def wait_until_stopped(threads):
+    with threads.condition, pytest.raises(Stopped):
+        threads.wait_for(lambda: False, timeout_s=10)
+
+
+def test_the_first_failure_ends_all_threads_and_is_the_cause(threads):
+    woken = threading.Event()
+
+    def waits_for_ever():
+        try:
+            with threads.condition:
+                threads.wait_for(lambda: False)
+        finally:
+            woken.set()
+
+    def fails():
+        raise FloatingPointError("nan-7")
+
+    threads.start("waiting", waits_for_ever)
+    threads.start("failing", fails)
+    wait_until_stopped(threads)
+    assert woken.wait(10)
+    for _ in range(2):  # it stays so
+        with pytest.raises(LearnerError, match="the failing thread failed: FloatingPointError: nan-7") as caught:
+            threads.check()
+        assert isinstance(caught.value.__cause__, FloatingPointError)
+
+
+@pytest.mark.parametrize("end", [lambda: None, lambda: exec("raise SystemExit(0)")], ids=["returns", "exits"])
+def test_a_thread_that_just_ends_is_a_failure(threads, end):
+    threads.start("odd", end)
+    wait_until_stopped(threads)
+    with pytest.raises(LearnerError, match="the odd thread"):
+        threads.check()
+
+
+def test_after_close_there_is_no_failure_but_an_end(threads):
+    threads.check()
+    threads.close()
+    with pytest.raises(LearnerError, match="closed"):
+        threads.check()
+
+
+def test_timers_add_up_over_threads():
+    timers = Timers()
+    workers = [threading.Thread(target=lambda: [timers.add("fill", 0.5) for _ in range(100)]) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert timers.drain() == {"fill_s": 150.0}
+    assert timers.drain() == {}
+
+
+def batch(make_batch, first, rows=2):
+    return TrainBatch((make_batch(first, [rows]),))
+
+
+def taken(queue, number):
+    return [queue.take() for _ in range(number)]
+
+
+def test_a_queue_keeps_order_and_bound(threads, make_batch):
+    queue = BatchQueue(threads, 3)
+    batches = [batch(make_batch, 10 * i) for i in range(4)]
+    assert [queue.put(b, timeout_s=0.01) for b in batches] == [True, True, True, False]
+    assert len(queue) == 3
+    assert taken(queue, 3) == [(0, batches[0]), (1, batches[1]), (2, batches[2])]
+    assert queue.mean_size() == (0 + 1 + 2 + 3) / 4
+    assert queue.mean_size() == 0
+    assert (queue.num_dropped_batches, queue.num_dropped_rows) == (0, 0)
+
+
+def test_a_full_queue_blocks_until_there_is_room(threads, make_batch):
+    queue = BatchQueue(threads, 1)
+    queue.put(batch(make_batch, 0))
+    entered = threading.Event()
+
+    def put():
+        entered.set()
+        assert queue.put(batch(make_batch, 10), timeout_s=10)
+
+    putting = threading.Thread(target=put)
+    putting.start()
+    entered.wait()
+    assert [number for number, _ in taken(queue, 2)] == [0, 1]
+    putting.join()
+
+
+@pytest.mark.parametrize(("when_full", "kept"), [("drop_oldest", [20, 30]), ("drop_newest", [0, 10])])
+def test_dropping_is_counted(threads, make_batch, when_full, kept):
+    queue = BatchQueue(threads, 2, when_full)
+    assert all(queue.put(batch(make_batch, first, rows)) for first, rows in ((0, 1), (10, 2), (20, 4), (30, 8)))
+    assert [int(b.fragments[0]["id"][0]) for _, b in taken(queue, 2)] == kept
+    assert (queue.num_dropped_batches, queue.num_dropped_rows) == (2, 3 if when_full == "drop_oldest" else 12)
+
+
+def test_a_failure_ends_a_put_that_waits(threads, make_batch):
+    queue = BatchQueue(threads, 1)
+    queue.put(batch(make_batch, 0))
+
+    def fails():
+        raise OSError("disk")
+
+    threads.start("failing", fails)
+    with pytest.raises(LearnerError, match="disk"):
+        queue.put(batch(make_batch, 1))
+    for when_full in ("drop_oldest", "drop_newest"):
+        with pytest.raises(LearnerError, match="disk"):
+            BatchQueue(threads, 1, when_full).put(batch(make_batch, 2))
+
+
+def test_queues_and_rings_of_nothing_are_refused(threads):
+    with pytest.raises(ConfigError, match="learner_queue_size"):
+        BatchQueue(threads, 0)
+    with pytest.raises(ConfigError, match="drop_oldest"):
+        BatchQueue(threads, 1, "drop_olest")
+    for items, passes in ((0, 1), (1, 0)):
+        with pytest.raises(ConfigError, match="minibatch_buffer_size and num_sgd_iter"):
+            PassRing(items, passes, lambda: True, lambda: 0)
+
+
+def ring_over(items, num_items, num_passes):
+    waiting = list(items)
+    return PassRing(num_items, num_passes, lambda: bool(waiting), lambda: waiting.pop(0)), waiting
+
+
+def drained(ring):
+    seen = []
+    while ring.ready():
+        seen.append(ring.next())
+    return seen
+
+
+def test_items_take_turns_and_each_gets_all_its_passes():
+    ring, _ = ring_over("abcd", 2, 3)
+    seen = drained(ring)
+    assert "".join(item for item, _ in seen) == "abababcdcdcd"
+    assert [item for item, is_last in seen if is_last] == list("abcd")
+
+
+def test_without_new_items_the_old_ones_go_on():
+    ring, waiting = ring_over("a", 3, 4)
+    assert [ring.next()[0] for _ in range(2)] == ["a", "a"]
+    waiting.append("b")
+    assert "".join(item for item, _ in drained(ring)) == "bababb"
+    assert not ring.ready()
