@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -73,6 +74,15 @@ class Probe:
 
     def fail_unpicklably(self, message: str) -> None:
         raise UnpicklableError(message)
+
+    def surroundings(self) -> dict[str, Any]:
+        """Threads of the process, those that BLAS is told to use, and whether torch is loaded."""
+        variables = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+        return {"threads": threading.active_count(), "torch": "torch" in sys.modules, **variables}
+
+    def give_lock(self) -> Any:
+        """What cannot be pickled."""
+        return threading.Lock()
 
     def refuse(self, value: Any) -> None:
         raise ValueError(f"refused {value}")

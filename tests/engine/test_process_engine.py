@@ -1,0 +1,266 @@
+"""What only processes can get wrong: deaths, parents that die, signals, threads, shared memory, full sockets."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlsample.engine import ProcessEngine, ProcessSettings, SharedValue
+from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.testing.engine_probe import Probe
+
+QUICK = ProcessSettings(close_timeout_s=0.5)
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    with ProcessEngine(QUICK) as made:
+        yield made
+
+
+@pytest.fixture
+def make_probe(tmp_path: Path) -> Any:
+    return functools.partial(Probe, str(tmp_path))
+
+
+def wait_until(path: Path, timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} was never made"
+        time.sleep(0.001)
+
+
+def test_workers_are_lean(engine: ProcessEngine, make_probe: Any):
+    """One thread, one BLAS thread, and no torch unless the factory brings it."""
+    worker = engine.create(make_probe)
+    found = worker.call("surroundings").result(20)
+    assert found == {"threads": 1, "torch": False, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    assert worker.pid is not None
+    assert len(os.listdir(f"/proc/{worker.pid}/task")) == 1
+
+
+def test_workers_ignore_ctrl_c(engine: ProcessEngine, make_probe: Any):
+    worker = engine.create(make_probe)
+    worker.call("echo", 1).result(20)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGINT)
+    assert worker.call("echo", 2).result(20) == 2
+
+
+PARENT = """
+import functools, os, sys, time
+from rlsample.engine import ProcessEngine, ProcessSettings
+from rlsample.testing.engine_probe import Probe
+engine = ProcessEngine(ProcessSettings(sys.argv[2]))
+workers = [engine.create(functools.partial(Probe, sys.argv[1])) for _ in range(2)]
+pids = [worker.call("echo", 1).result(20) and worker.pid for worker in workers]
+workers[0].call("block", sys.argv[1] + "/never")
+bystander = os.fork()  # has all descriptors of its parent, so that no socket closes when that one dies
+if not bystander:
+    time.sleep(60)
+    os._exit(0)
+print(*pids, engine._launcher._nursery.pid, bystander, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_workers_end_within_2_s_when_their_parent_is_killed(start_method: str, tmp_path: Path):
+    """One is idle, one is in the middle of a call."""
+    command = [sys.executable, "-c", PARENT, str(tmp_path), start_method]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        *pids, bystander = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 3
+        ends = [os.pidfd_open(pid) for pid in pids]
+        parent.kill()
+        deadline = time.monotonic() + 2.0
+        try:
+            left = set(ends)
+            while left and time.monotonic() < deadline:
+                left -= set(select.select(list(left), [], [], max(0.0, deadline - time.monotonic()))[0])
+            assert not left
+        finally:
+            os.kill(bystander, signal.SIGKILL)
+            for fd in ends:
+                os.close(fd)
+
+
+def test_functions_of_main_need_no_import_guard(tmp_path: Path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import numpy as np
+from rlsample.engine import ProcessEngine
+class Counter:
+    def __init__(self, index, incarnation):
+        self.value = 10 * index
+    def add(self, function, amount):
+        self.value = function(self.value, amount)
+        return self, np.full(3, self.value)
+def plus(a, b):
+    return a + b
+engine = ProcessEngine()
+worker = engine.create(Counter)
+counter, array = worker.call("add", plus, 7).result(20)
+print(isinstance(counter, Counter), counter.value, array.tolist())
+engine.close()
+""")
+    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert out.stdout.strip() == "True 7 [7, 7, 7]", out.stderr
+
+
+def test_the_nursery_is_killed_and_the_engine_goes_on(engine: ProcessEngine, make_probe: Any):
+    """Its workers are lost, by name; replacements come from a new one."""
+    workers = [engine.create(make_probe) for _ in range(2)]
+    assert [w.call("echo", 1).result(20) for w in workers] == [1, 1]
+    nursery = engine._launcher._nursery
+    assert nursery is not None
+    os.kill(nursery.pid, signal.SIGKILL)
+    pending = [w.call("block", "/never") for w in workers]
+    for i, future in enumerate(pending):
+        with pytest.raises(WorkerDiedError, match=f"worker {i} ended before it answered 'block'"):
+            future.result(5)
+    again = engine.replace(workers[1])
+    assert again.call("identify").result(20) == (1, 1)
+
+
+def test_a_worker_that_is_killed_while_others_wait_for_it_in_two_threads(
+    engine: ProcessEngine, make_probe: Any, tmp_path
+):
+    worker, other = engine.create(make_probe), engine.create(make_probe)
+    announced, gate = tmp_path / "announced", tmp_path / "gate"
+    dying, living = worker.call("announce_and_block", str(announced), str(gate)), other.call("block", str(gate))
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            dying.result(20)
+        except WorkerDiedError as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=wait) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    wait_until(announced)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    for thread in threads:
+        thread.join(5)
+    assert [str(e) for e in errors] == ["worker 0 was killed by SIGKILL before it answered 'announce_and_block'"] * 2
+    assert not living.done()
+    gate.touch()
+    assert living.result(20) == str(gate)
+
+
+def test_full_sockets_do_not_lock_up(engine: ProcessEngine, make_probe: Any):
+    """600 calls of 20 KB, all sent before a result is read: more than both sockets hold."""
+    worker = engine.create(make_probe)
+    futures = [worker.call("echo", np.full(2_500, i)) for i in range(600)]
+    done, pending = engine.wait(futures, 600, 30)
+    assert (done, pending) == (futures, [])
+    assert [int(f.result(0)[-1]) for f in futures] == list(range(600))
+
+
+def test_large_arrays_live_in_blocks_that_are_used_again(engine: ProcessEngine, make_probe: Any):
+    worker = engine.create(make_probe)
+    for i in range(40):
+        got = worker.call("echo", np.full(50_000, i)).result(20)
+        assert got.sum() == 50_000 * i
+        del got
+    assert len(engine.pool.blocks) <= 2
+    assert len(worker.channel._views._maps) <= 2
+
+
+def test_results_that_are_kept_are_never_overwritten(engine: ProcessEngine, make_probe: Any):
+    """More of them than blocks may be in use: the rest comes through the socket."""
+    worker = engine.create(make_probe)
+    kept = [worker.call("echo", np.full(50_000, i)).result(20) for i in range(20)]
+    assert [(int(a.min()), int(a.max())) for a in kept] == [(i, i) for i in range(20)]
+    assert len(worker.channel._views._maps) == 8
+    assert all(a.flags.writeable for a in kept)
+    part = kept[0][10:20]
+    del kept
+    for i in range(20, 60):
+        worker.call("echo", np.full(50_000, i)).result(20)
+    assert part.tolist() == [0] * 10
+
+
+def test_arrays_outlive_their_worker_and_its_engine(make_probe: Any):
+    with ProcessEngine(QUICK) as engine:
+        worker = engine.create(make_probe)
+        array = worker.call("echo", np.arange(100_000)).result(20)
+    assert array.sum() == 99_999 * 50_000
+
+
+def test_a_shared_value_is_one_block_for_all(engine: ProcessEngine, make_probe: Any):
+    workers = [engine.create(make_probe) for _ in range(3)]
+    for version in range(10):
+        shared = engine.share({"w": np.full(100_000, version)})
+        assert shared.block is not None
+        for worker in workers:
+            worker.post("keep", shared)
+        del shared
+        assert [int(w.call("give_kept").result(20)["w"][-1]) for w in workers] == [version] * 3
+    # Each worker keeps the last one's arrays, and may have told only with its next answer that those before are gone.
+    assert len(engine.pool.blocks) <= 3
+
+
+def test_a_small_shared_value_needs_no_block(engine: ProcessEngine):
+    assert engine.share(np.zeros(10)).block is None
+    assert SharedValue(np.zeros(10_000)).block is None
+
+
+def test_what_does_not_pickle_is_refused_at_once(engine: ProcessEngine, make_probe: Any):
+    worker = engine.create(make_probe)
+    with pytest.raises(TypeError, match="lock"):
+        worker.call("echo", threading.Lock())
+    with pytest.raises(TypeError, match="lock"):
+        engine.create(functools.partial(Probe, threading.Lock()))
+    assert worker.call("echo", 1).result(20) == 1
+
+
+def test_a_result_that_does_not_pickle_is_that_calls_error(engine: ProcessEngine, make_probe: Any):
+    worker = engine.create(make_probe)
+    with pytest.raises(TypeError, match=r"cannot pickle .*lock"):
+        worker.call("give_lock").result(20)
+    assert worker.call("echo", 1).result(20) == 1
+
+
+def test_a_failing_close_comes_out_after_all_have_ended(tmp_path: Path):
+    engine = ProcessEngine(QUICK)
+    workers = [engine.create(functools.partial(Probe, str(tmp_path / name))) for name in ("missing", ".")]
+    assert [w.call("echo", 1).result(20) for w in workers] == [1, 1]
+    with pytest.raises(FileNotFoundError, match="closed-0-0"):
+        engine.close()
+    assert (tmp_path / "closed-1-0").read_text() == "x"
+    engine.close()
+
+
+def test_close_while_workers_are_blocked_on_full_sockets(make_probe: Any):
+    engine = ProcessEngine(QUICK)
+    workers = [engine.create(make_probe) for _ in range(2)]
+    for worker in workers:
+        worker.call("echo", 1).result(20)
+        for _ in range(60):
+            worker.call("echo", np.zeros(2_500))
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize("options", [{"start_method": "vfork"}, {"threads_per_worker": 0}, {"close_timeout_s": -1.0}])
+def test_impossible_settings(options: dict[str, Any]):
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        ProcessEngine(ProcessSettings(**options))
