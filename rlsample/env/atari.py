@@ -1,0 +1,388 @@
+"""Atari games at the speed of ale-py's C++ vector env, behind the polled interface and EnvPool's."""
+
+from __future__ import annotations
+
+import collections
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+from rlsample.env.atari_books import Books, NextStepBooks, Rows, SameStepBooks
+from rlsample.env.atari_fleet import AtariFleet
+from rlsample.env.atari_group import AtariGroup, open_vector_env
+from rlsample.env.atari_rows import chosen, merged, split
+from rlsample.env.atari_settings import AtariSettings, action_meanings, rom_id
+from rlsample.env.atari_surface import AtariSurface
+from rlsample.env.base_env import StepBatch, slot_seed
+from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
+from rlsample.env.spaces import ActionCodec
+from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError
+from rlsample.tree import Tree
+
+__all__ = ["AtariEnv", "make_atari"]
+
+_CLOSE_WAIT_S = 0.4
+_SEED_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
+_TRUE = b"\x01"
+
+
+def make_atari(
+    task: str,
+    num_envs: int = 1,
+    *,
+    seed: int | Sequence[int] | None = None,
+    worker_index: int = 0,
+    settings: AtariSettings | None = None,
+    **options: Any,
+) -> AtariEnv:
+    """``num_envs`` games of one kind, on C++ threads.
+
+        with make_atari("Pong-v5", num_envs=64, groups=2, seed=0) as env:
+            batch = env.poll()                                    # the first 32 slots
+            env.send_actions(batch.env_ids, actions)              # they step while the other 32 are acted on
+
+    Args:
+        task: ``"Pong-v5"`` (as in EnvPool), ``"ALE/Pong-v5"`` or ``"pong"``. All the same game and settings: sticky
+            actions, which Gymnasium's ``ALE/`` ids have, are an option here.
+        num_envs: slots.
+        seed: each slot is seeded by :func:`~rlsample.env.base_env.slot_seed`; or one seed per slot. None: not
+            reproducible.
+        worker_index: the evaluator's index, for the seeds.
+        settings: see :class:`~rlsample.env.atari_settings.AtariSettings`.
+        options: single fields of it. EnvPool's other options are accepted at the value that is the only one here.
+
+    Raises:
+        ConfigError: an unknown game or option (the nearest is named), or values that cannot work.
+    """
+    if settings is not None and options:
+        raise ConfigError(f"give settings or single options, not both (got {', '.join(options)})")
+    if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
+        raise ConfigError(f"num_envs must be an int of at least 1, got {num_envs!r}")
+    settings = settings or AtariSettings.of(options)
+    return AtariEnv(rom_id(task), int(num_envs), settings, _seeds(seed, int(num_envs), worker_index))
+
+
+def _seeds(seed: int | Sequence[int] | None, num_envs: int, worker_index: int) -> np.ndarray | None:
+    if seed is None:
+        return None
+    if hasattr(seed, "__index__"):
+        return np.array([slot_seed(seed, worker_index, slot) & _SEED_MASK for slot in range(num_envs)])  # type: ignore
+    if len(seed) != num_envs:
+        raise ConfigError(f"seed has {len(seed)} entries for {num_envs} envs; give one int, or one per env")
+    return np.array([int(s) & _SEED_MASK for s in seed])
+
+
+class AtariEnv(AtariSurface):
+    """Atari games in groups, each stepped together; made by :func:`make_atari`.
+
+    A group is stepped as soon as each of its slots has an action or a reset to do, while other groups may wait:
+
+    * one group (the default): poll brings all slots in order;
+    * ``groups=2``: poll brings the groups in the order in which they were sent, so the result depends on no timing;
+    * ``batch_size=b``: poll brings b rows, of the groups that were ready first.
+
+    The env is used through the polled interface or through EnvPool's (``send`` and ``recv``): the first call decides,
+    and the games are started by it. Polled, ``try_reset`` returns first observations at once. With ``episodic_life``
+    and in EnvPool's interface a reset is a step of its own, whose row has the first observation.
+
+    Rewards are the game's own, unclipped. ``infos`` has an entry where a life was lost (``life_lost``, ``lives``) and
+    where a game ended (``game_over``: not truncated; ``game_return``, ``game_length`` in steps).
+
+    If ale-py itself raises, every slot of the group fails and cannot be restarted.
+
+    Args:
+        game: the ROM's id.
+        num_envs: slots.
+        settings: see :class:`~rlsample.env.atari_settings.AtariSettings`.
+        seeds: int64[num_envs] below 2**31, or None.
+        open_vector: makes the vector env of one group; see :func:`~rlsample.env.atari_group.open_vector_env`.
+    """
+
+    lockstep = True
+
+    def __init__(
+        self,
+        game: str,
+        num_envs: int,
+        settings: AtariSettings,
+        seeds: np.ndarray | None = None,
+        open_vector: Callable[..., Any] = open_vector_env,
+    ) -> None:
+        self.game, self.num_envs, self.settings = game, num_envs, settings
+        self.action_meanings = action_meanings(game, settings.full_action_space)
+        channels = () if settings.gray_scale else (3,)
+        shape = (settings.stack_num, settings.img_height, settings.img_width, *channels)
+        self._shape = shape
+        self.observation_space = Box(0, 255, shape, np.uint8)
+        self.action_space = Discrete(len(self.action_meanings))
+        self._sizes = settings.group_sizes(num_envs)
+        self.steps_ahead = len(self._sizes) > 1
+        self.batch_size = settings.batch_size or self._sizes[0]
+        self._least = settings.batch_size or 1  # a group, whatever its size
+        self._seeds, self._open_vector = seeds, open_vector
+        self._codec = ActionCodec(self.action_space)
+        self._states = SlotStates(num_envs)
+        self.all_ids = self._states.all_ids
+        self._no = np.zeros(num_envs, bool)
+        self._no.flags.writeable = False
+        self._lives, self._lengths = np.zeros(num_envs, np.int32), np.zeros(num_envs, np.int32)
+        self._returns = np.zeros(num_envs)
+        self._ready: collections.deque[StepBatch] = collections.deque()  # rows that are owed, and here
+        self._failures: dict[int, EnvFailedError] = {}
+        self._fleet: AtariFleet | None = None
+        self._polled, self._same_step = True, True
+        # _waiting is held by the one thread that waits for rows, _lock while anything changes; taken in this order
+        self._waiting, self._lock = threading.Lock(), threading.RLock()
+        self._closed = False
+
+    # ------------------------------------------------------------------ the polled interface
+
+    def poll(self, timeout_s: float | None = None) -> StepBatch:
+        if self.settings.reward_clip:
+            raise ConfigError(
+                "reward_clip is for recv; poll gives the game's own rewards. The sampler clips, and keeps the reported "
+                "returns raw: clip_rewards=True instead"
+            )
+        with self._lock:
+            self._open(polled=True)
+        return self._receive(self._least, None, timeout_s)
+
+    def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
+        with self._lock:
+            self._require_open()
+            for group in self._groups:
+                if env_ids is group.ids and group.all_wait(self._states.code):  # the usual case, at a third of the cost
+                    group.actions[:] = self._codec.checked_copy(actions, env_ids)
+                    self._states.code[group.start : group.stop] = BUSY
+                    self._fleet.launch(group)  # type: ignore[union-attr]
+                    return
+            ids = self._states.require_waiting(env_ids)
+            batch = self._codec.checked_copy(actions, ids)
+            self._states.code[ids] = BUSY
+            for group in self._groups:
+                mine = (ids >= group.start) & (ids < group.stop)
+                group.actions[ids[mine] - group.start] = batch[mine]
+            self._launch_complete()
+
+    def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
+        with self._waiting, self._lock:
+            self._require_open()
+            ids = self._states.require_resettable(env_ids)
+            if not len(ids):
+                return None
+            self._begin_resets(ids)
+            if not self._same_step:
+                return None
+            failures: dict[int, BaseException] = {}
+            for group in self._groups:
+                if group.flying and group.reset_rows is not None:
+                    failures.update(self._finish_reset(group))
+            if not failures:
+                return self._first_rows(ids)
+            asked = {slot: failures.pop(slot) for slot in ids.tolist() if slot in failures}
+            if failures:
+                self._ready.append(merged([], self._shape)._replace(failures=failures))
+            good = self._first_rows(ids[[slot not in asked for slot in ids.tolist()]])
+            return good._replace(failures=asked)
+
+    def try_restart(self, env_ids: np.ndarray) -> None:
+        with self._lock:
+            self._require_open()
+            for slot in self._states.require_failed(env_ids).tolist():
+                failure = self._failures[slot]
+                raise EnvFailedError(f"{failure} (ale-py cannot replace a game)", slot=slot) from failure
+
+    def close(self) -> None:
+        self._closed = True
+        fleet = self._fleet
+        if fleet is not None:
+            fleet.closed = True
+            fleet.wake()
+        if self._waiting.acquire(timeout=_CLOSE_WAIT_S):
+            try:
+                self._free()
+            finally:
+                self._waiting.release()
+        # else a poll has been inside ale-py for that long: it frees the games when it comes out
+
+    # ------------------------------------------------------------------ starting and sending off
+
+    def _open(self, polled: bool) -> bool:
+        self._require_open()
+        if self._fleet is None:
+            self._polled, self._same_step = polled, polled and not self.settings.episodic_life
+            self._fleet = self._make_fleet()
+            for group in self._groups:
+                self._states.code[group.start : group.stop] = RESETTING
+                seeds = None if self._seeds is None else self._seeds[group.start : group.stop]
+                self._fleet.begin_reset(group, np.arange(len(group.ids)), seeds)
+            return True
+        if polled != self._polled:
+            used, asked = ("poll", "recv") if self._polled else ("recv", "poll")
+            raise EnvProtocolError(f"this env is used through {used}, so {asked} cannot be called; make another one")
+        return False
+
+    def _make_fleet(self) -> AtariFleet:
+        settings, groups, start = self.settings, [], 0
+        outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threads = settings.num_threads and max(1, settings.num_threads // len(self._sizes))
+        first_core = settings.thread_affinity_offset
+        press = self.action_meanings.index("FIRE") if settings.use_fire_reset and "FIRE" in self.action_meanings else 0
+        for size in self._sizes:
+            ids = self.all_ids[start : start + size] if size < self.num_envs else self.all_ids
+            vector = self._open_vector(
+                self.game, size, settings, same_step=self._same_step, num_threads=threads, first_core=first_core
+            )
+            columns = (c[start : start + size] for c in (self._lives, self._lengths, self._returns))
+            books: Books = (
+                SameStepBooks(*columns, obs_shape=self._shape)
+                if self._same_step
+                else NextStepBooks(*columns, episodic_life=settings.episodic_life)
+            )
+            groups.append(AtariGroup(ids, vector, books, press, outcomes))
+            start += size
+            first_core += threads if first_core >= 0 else 0
+        return AtariFleet(groups, outcomes, in_turn=settings.batch_size is None)
+
+    @property
+    def _groups(self) -> list[AtariGroup]:
+        return [] if self._fleet is None else self._fleet.groups
+
+    def _launch_complete(self) -> None:
+        """Sends off each group whose slots all have something to do."""
+        for group in self._groups:
+            codes = self._states.code[group.start : group.stop].tobytes()
+            if not group.flying and not any(state in codes for state in (NEW, WAITING, ENDED, FAILED)):
+                self._fleet.launch(group)  # type: ignore[union-attr]
+
+    def _begin_resets(self, ids: np.ndarray) -> None:
+        """Resets of slots in mid-episode begin now; those that have ended are reset by ale-py, now or in a step."""
+        ended = self._states.code[ids] == ENDED
+        self._states.code[ids] = RESETTING
+        running = ids[~ended]
+        for group in self._groups if len(running) else []:
+            rows = running[(running >= group.start) & (running < group.stop)] - group.start
+            if len(rows):
+                self._fleet.begin_reset(group, rows)  # type: ignore[union-attr]
+        if not self._same_step:
+            self._launch_complete()
+
+    def _finish_reset(self, group: AtariGroup) -> Mapping[int, BaseException]:
+        """Same step: puts first observations of slots in mid-episode beside those of slots that ended."""
+        self._fleet.wait_for(group)  # type: ignore[union-attr]
+        try:
+            rows = group.land()
+        except Exception as e:
+            return self._failed(group, e).failures
+        group.books.first_obs[group.reset_rows] = rows.obs[group.reset_rows]
+        return {}
+
+    # ------------------------------------------------------------------ receiving
+
+    def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
+        """At least ``least`` rows, or all that can come; at most ``most``; fewer when the time is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._waiting:
+            try:
+                batch = merged(self._parts(least, deadline), self._shape)
+                if most is not None and len(batch.env_ids) > most:
+                    batch, rest = split(batch, most)
+                    self._ready.appendleft(rest)
+                return batch
+            finally:
+                if self._closed:
+                    self._free()
+
+    def _parts(self, least: int, deadline: float | None) -> list[StepBatch]:
+        parts: list[StepBatch] = []
+        count = 0
+        while count < least:
+            if not self._ready:
+                with self._lock:
+                    self._require_open()
+                    if not self._fleet.any_sent():  # type: ignore[union-attr]
+                        if parts:
+                            return parts
+                        raise self._nothing_pending()
+                group = self._fleet.next(deadline)  # type: ignore[union-attr]
+                if group is None:
+                    return parts
+                with self._lock:
+                    self._ready.append(self._landed(group))
+                    self._launch_complete()
+            parts.append(self._ready.popleft())
+            count += len(parts[-1].env_ids) + len(parts[-1].failures)
+        return parts
+
+    def _landed(self, group: AtariGroup) -> StepBatch:
+        """The rows of a group that came back."""
+        try:
+            rows = group.land()
+        except Exception as e:
+            return self._failed(group, e)
+        finally:
+            self._require_open()
+        code = self._states.code[group.start : group.stop]
+        if group.reset_rows is not None:
+            code[group.reset_rows] = WAITING
+            return self._batch(group, rows, group.reset_rows)
+        code[:] = WAITING
+        if _TRUE in rows.terminated.tobytes() or _TRUE in rows.truncated.tobytes():
+            code[rows.terminated | rows.truncated] = ENDED
+        if rows.over is None:
+            return self._batch(group, rows, None)
+        if self._polled:  # a first row cannot be an end: they begin anew in the next step
+            code[rows.over] = RESETTING
+            return self._batch(group, rows, np.flatnonzero(~rows.over))
+        code[rows.over] = ENDED
+        return self._batch(group, rows._replace(terminated=rows.terminated | rows.over), None)
+
+    def _batch(self, group: AtariGroup, rows: Rows, some: np.ndarray | None) -> StepBatch:
+        first = self._no[: len(group.ids)] if rows.is_first is None else rows.is_first
+        batch = StepBatch(group.ids, rows.obs, rows.rewards, rows.terminated, rows.truncated, first, rows.infos)
+        return batch if some is None or len(some) == len(group.ids) else chosen(batch, some)
+
+    def _first_rows(self, ids: np.ndarray) -> StepBatch:
+        """Same step: the first observations of these slots, which all have one."""
+        obs = np.empty((len(ids), *self._shape), np.uint8)
+        for group in self._groups:
+            mine = (ids >= group.start) & (ids < group.stop)
+            obs[mine] = group.books.first_obs[ids[mine] - group.start]
+        self._states.code[ids] = WAITING
+        no = np.zeros(len(ids), bool)
+        return StepBatch(ids, obs, np.zeros(len(ids), np.float32), no, no.copy(), ~no)
+
+    def _failed(self, group: AtariGroup, error: Exception) -> StepBatch:
+        failures: dict[int, BaseException] = {}
+        for slot in group.ids.tolist():
+            step = int(self._lengths[slot]) + 1 if group.reset_rows is None else None
+            failure = EnvFailedError(f"slot {slot}: ale-py raised {error!r}", slot=slot, episode_step=step)
+            failure.__cause__ = error
+            failures[slot] = self._failures[slot] = failure
+        self._states.code[group.start : group.stop] = FAILED
+        return merged([], self._shape)._replace(failures=failures)
+
+    def _nothing_pending(self) -> EnvProtocolError:
+        codes = self._states.code.tobytes()
+        if BUSY not in codes and RESETTING not in codes:
+            return self._states.nothing_pending()
+        which = "all slots" if len(self._groups) == 1 else f"the {self._sizes[0]} slots of a group"
+        return EnvProtocolError(
+            f"{which} step together, so poll needs an action or a reset for each: {self._states.describe()}"
+        )
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise EnvClosedError("the env is closed")
+
+    def _free(self) -> None:
+        """Ends the threads; the caller holds ``_waiting``."""
+        with self._lock:
+            fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close(_CLOSE_WAIT_S)
