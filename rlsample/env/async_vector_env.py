@@ -132,6 +132,12 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             self._requests.begin_resets(ids)
         return self._wait_for(ids) if self.ordered else None
 
+    def begin_resets(self, env_ids: np.ndarray) -> None:
+        """As :meth:`try_reset`, but the first observations come with a later poll in the ordered mode too."""
+        with self._lock:
+            self._require_open()
+            self._requests.begin_resets(self._states.require_resettable(env_ids))
+
     def try_restart(self, env_ids: np.ndarray) -> None:
         with self._lock:
             self._require_open()

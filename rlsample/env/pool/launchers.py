@@ -173,9 +173,12 @@ class ForkLauncher:
 
     def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
         refuse_unsafe_fork()
-        return [self._fork(plan, mine) for plan, mine in zip(plans, fds, strict=True)]
+        pipes = [mine[0] for mine in fds]
+        return [
+            self._fork(plan, mine, [fd for fd in pipes if fd != mine[0]]) for plan, mine in zip(plans, fds, strict=True)
+        ]
 
-    def _fork(self, plan: dict[str, Any], fds: list[int]) -> int:
+    def _fork(self, plan: dict[str, Any], fds: list[int], pipes_of_others: list[int]) -> int:
         from rlsample.env.pool.pool_worker import run_worker
 
         parent = os.getpid()
@@ -193,6 +196,8 @@ class ForkLauncher:
             for number in (signal.SIGTERM, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
             die_with_parent(parent)
+            for fd in pipes_of_others:  # or the pool would not notice that those workers ended
+                os.close(fd)
             run_worker(plan, fds)
         finally:
             os._exit(1)

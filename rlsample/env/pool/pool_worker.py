@@ -33,7 +33,7 @@ from rlsample.env.pool.shared_block import (
     MemoryFile,
     SlotBlock,
 )
-from rlsample.env.pool.slot_runner import EnvPlan, SlotRunner
+from rlsample.env.pool.slot_runner import SlotRunner
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, fence, store_barrier
 from rlsample.errors import EnvFailedError, RlsampleError
 
@@ -99,35 +99,37 @@ class _Worker:
         self.bell, self.pool_bell = (
             Doorbell(tuple(half)) for half in (bells[: len(bells) // 2], bells[len(bells) // 2 :])
         )
-        self.mean_s = 0.0  # what one slot's step takes
+        self.step_s = self.reset_s = 0.0  # what one slot's step and reset take
 
     def run(self) -> None:
         plan = self.plan
         try:
-            envs, loop = (plan["envs"], plan["loop"]) if "envs" in plan else self.read(plan["config"])
+            envs, self.loop = (plan["envs"], plan["loop"]) if "envs" in plan else self.read(plan["config"])
         except Exception as e:
             self.refuse(_cannot_load(e, plan["slots"][0]))
-        assert isinstance(envs, EnvPlan)
-        assert isinstance(loop, LoopPlan)
-        self.loop = loop
-        lines = ControlLines(self.memory, loop.num_workers)
+        lines = ControlLines(self.memory, self.loop.num_workers)
         self.common, self.line = lines.common, lines.workers[plan["worker"]]
         self.runner = SlotRunner(envs, range(*plan["slots"]), self.line)
-        if plan["spaces"] is None:
-            try:
-                self.channel.send(("spaces", pickle.dumps(self.runner.build_all())))
-            except Exception as e:
-                self.refuse(e)
-            plan["spaces"], plan["block"] = self.channel.receive()
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(loop.threads)
         try:
+            if plan["spaces"] is None:
+                self.build()
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(self.loop.threads)
             spaces = self.read(plan["spaces"])
             self.block = SlotBlock(self.memory.map(*plan["block"]), envs.num_envs, spaces, len(envs.info_keys))
             self.runner.attach(self.block, spaces)
             self.serve()
         finally:
             self.runner.close()
+
+    def build(self) -> None:
+        """Builds the envs, tells their spaces and waits for the go-ahead."""
+        try:
+            spaces = self.runner.build_all()
+        except Exception as e:
+            self.refuse(e)
+        self.channel.send(("spaces", pickle.dumps(spaces)))
+        self.plan["spaces"], self.plan["block"] = self.channel.receive()
 
     def read(self, place: Any) -> Any:
         return pickle.loads(self.papers.read(*place))
@@ -142,8 +144,6 @@ class _Worker:
             self.channel.send(("failed", pack_failure(failure)))
         else:
             self.channel.send(("error", failure))
-        if hasattr(self, "runner"):
-            self.runner.close()
         raise SystemExit(0)
 
     # ------------------------------------------------------------------ the loop
@@ -168,7 +168,9 @@ class _Worker:
                 self.step([row for row in todo if asked[row] == STEP])
                 for row in todo:
                     if asked[row] != STEP and not common[CLOSING]:
+                        started = perf_counter()
                         (runner.reset if asked[row] == RESET else runner.restart)([row])
+                        self.reset_s = _mean(self.reset_s, perf_counter() - started)
                         self.publish([row])
 
     def sleep(self, seen: int) -> None:
@@ -188,34 +190,44 @@ class _Worker:
         line[PARKED] = 0
 
     def step(self, rows: list[int]) -> None:
-        runner, ordered = self.runner, self.loop.ordered
+        ordered = self.loop.ordered
         chunk_s = _LOOK_UP_EVERY_S if ordered else _PUBLISH_EVERY_S
+        ended: list[int] = []
         at = 0
-        while at < len(rows) and not self.common[CLOSING]:
-            size = max(1, int(chunk_s / self.mean_s)) if self.mean_s else 1
+        while at < len(rows):
+            if self.common[CLOSING]:
+                return
+            size = max(1, int(chunk_s / self.step_s)) if self.step_s else 1
             chunk = rows[at : at + size]
-            started = perf_counter()
-            ended = runner.step(chunk)
-            took = (perf_counter() - started) / len(chunk)
-            self.mean_s += 0.25 * (took - self.mean_s) if self.mean_s else took
             at += size
+            started = perf_counter()
+            ended += self.runner.step(chunk)
+            self.step_s = _mean(self.step_s, (perf_counter() - started) / len(chunk))
             if not ordered:
                 self.publish(chunk)
-            if ended and self.loop.reset_ahead:
                 self.reset_ahead(ended)
-        if ordered and at >= len(rows):
+                ended = []
+        if ordered:  # quick resets are shown together with the ends: the pool will want them at once
+            quick = len(ended) * self.reset_s < _PUBLISH_EVERY_S
+            if quick:
+                self.reset_ahead(ended)
             self.publish(rows)
+            if not quick:
+                self.reset_ahead(ended)
 
     def reset_ahead(self, rows: list[int]) -> None:
-        runner = self.runner
-        if self.loop.ordered:  # they are shown with the rows of their episodes' ends
-            runner.reset_ahead(rows)
-            runner.ahead[rows] = runner.request[rows]
+        if not self.loop.reset_ahead:
             return
+        runner = self.runner
         for row in rows:
+            if self.common[CLOSING]:
+                return
+            started = perf_counter()
             runner.reset_ahead([row])
+            self.reset_s = _mean(self.reset_s, perf_counter() - started)
             self.flush()
             runner.ahead[row] = runner.request[row]
+        if rows:
             fence()
             if self.common[NEED]:
                 self.pool_bell.ring()
@@ -223,6 +235,7 @@ class _Worker:
     def publish(self, rows: list[int]) -> None:
         """Shows the pool these rows, and wakes it if it sleeps for no more than there are now."""
         runner, block = self.runner, self.block
+        runner.show_steps(rows)
         self.flush()
         if len(rows) == runner.count:
             runner.done[:] = runner.request
@@ -254,6 +267,7 @@ class _Worker:
             else:
                 answer = None
                 runner.reset(*rest)
+                runner.show_steps(rest[0])
                 self.flush()
             self.channel.send(("answer", answer))
         except (BrokenPipeError, ConnectionResetError):
@@ -262,6 +276,11 @@ class _Worker:
             failure = EnvFailedError(f"{kind} {rest[0]!r} raised {type(e).__name__}: {e}", slot=runner.first)
             failure.__cause__ = e
             self.channel.send(("refused", pack_failure(failure)))
+
+
+def _mean(mean: float, new: float) -> float:
+    """A running mean that follows the last few values; 0 stands for none yet."""
+    return mean + 0.25 * (new - mean) if mean else new
 
 
 def _cannot_load(error: Exception, slot: int) -> EnvFailedError:

@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 
 from rlsample.env.base_env import EnvContext, slot_seed
-from rlsample.env.gym_wrappers import NO_LIMIT, bad_result, peel
+from rlsample.env.gym_wrappers import bad_result, peel
 from rlsample.env.pool.messages import pack_failure
 from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
@@ -118,7 +118,8 @@ class SlotRunner:
         self._spaces = spaces
         self._writer, self._codec = ObsWriter(spaces[0]), ActionCodec(spaces[1])
         self._actions = gather(block.actions, mine)
-        self._elapsed, self._asked = block.steps[mine], block.incarnation[mine]
+        self._elapsed = np.zeros(self.count, np.int64)
+        self._shown_steps, self._asked = block.steps[mine], block.incarnation[mine]
         self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
         self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
         shape, dtype = self._writer.shape, self._writer.dtype
@@ -127,6 +128,11 @@ class SlotRunner:
         if shape:
             self._row_lengths = {shape[0]}
             self._flat_obs = self.stepped.obs.reshape(-1, *shape[1:])
+
+    def show_steps(self, rows: list[int]) -> None:
+        """Writes how many steps the episodes of these rows have; before the rows are published."""
+        where: Any = slice(None) if len(rows) == self.count else rows
+        self._shown_steps[where] = self._elapsed[where]
 
     def _call(self, row: int) -> None:
         """Marks in shared memory which slot's code runs now."""
@@ -140,7 +146,9 @@ class SlotRunner:
         everyone = len(rows) == self.count
         where: Any = slice(None) if everyone else rows
         if self._ahead:
-            self._ahead.difference_update(rows)
+            begun = self._ahead.intersection(rows)
+            self._elapsed[list(begun)] = 0
+            self._ahead -= begun
         failed: dict[int, EnvFailedError] = {}
         results = self._call_steps(rows, self._codec.to_env(gather(self._actions, where)), failed)
         self._elapsed[where] += 1
@@ -165,7 +173,7 @@ class SlotRunner:
     def _with_limits(self, rows: list[int], truncated: Any) -> list[bool]:
         """The truncated flags and the time limits, which are looked at only when some slot may have reached its own."""
         left = self._limits - self._elapsed
-        self._until_late = int(left[left > 0].min(initial=NO_LIMIT))
+        self._until_late = int(np.where(left > 0, left, self._limits).min())  # one that ends here starts again
         return [trunc or over for trunc, over in zip(truncated, (left[rows] <= 0).tolist(), strict=True)]
 
     def _call_steps(self, rows: list[int], actions: list[Any], failed: dict[int, EnvFailedError]) -> list[Any]:

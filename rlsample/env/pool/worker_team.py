@@ -164,23 +164,22 @@ class WorkerTeam:
         limit = self.settings.step_timeout_s
         channel, seen, since = self._channel(w), -1, time.monotonic()
         channel.sock.settimeout(0.2)
-        try:
-            while True:
-                try:
-                    return channel.receive()
-                except TimeoutError:
-                    progress, now = self._lines.workers[w][PROGRESS], time.monotonic()
-                    if progress != seen:
-                        seen, since = progress, now
-                    elif limit is not None and now - since > (limit if progress else max(limit, _START_WAIT_S)):
-                        self.kill(w)
-                        death = self.bury(w, f"took more than step_timeout_s={limit:g} in __init__ and was killed")
-                        raise death.failure(max(death.slot, self.slots[w].start), None) from None
-                except EOFError:
-                    death = self.bury(w)
+        while True:
+            try:
+                answer = channel.receive()
+                channel.sock.settimeout(_ANSWER_WAIT_S)
+                return answer
+            except TimeoutError:
+                progress, now = self._lines.workers[w][PROGRESS], time.monotonic()
+                if progress != seen:
+                    seen, since = progress, now
+                elif limit is not None and now - since > (limit if progress else max(limit, _START_WAIT_S)):
+                    self.kill(w)
+                    death = self.bury(w, f"took more than step_timeout_s={limit:g} in __init__ and was killed")
                     raise death.failure(max(death.slot, self.slots[w].start), None) from None
-        finally:
-            channel.sock.settimeout(_ANSWER_WAIT_S)
+            except EOFError:
+                death = self.bury(w)
+                raise death.failure(max(death.slot, self.slots[w].start), None) from None
 
     def relaunch(self, w: int) -> None:
         """Starts a new process for a dead worker; it builds an env for each slot that is asked to restart.
