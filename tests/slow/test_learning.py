@@ -1,6 +1,6 @@
 """Presets learn: each reaches its return on three seeds, within its steps. Minutes long: `make test-slow`.
 
-The figures of the last run are in the report of `pytest -rA tests/slow`.
+`pytest -m slow -rP tests/slow/test_learning.py` prints steps and seconds of each.
 """
 
 import pytest
@@ -14,7 +14,7 @@ GOALS = {
     ("ppo", "CartPole-v1"): (475.0, 70_000),
     ("ppo", "Acrobot-v1"): (-100.0, 300_000),
     ("ppo", "Pendulum-v1"): (-250.0, 300_000),
-    ("a2c", "CartPole-v1"): (450.0, 500_000),
+    ("a2c", "CartPole-v1"): (475.0, 300_000),
 }
 
 
