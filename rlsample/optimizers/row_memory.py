@@ -115,10 +115,12 @@ class SharedMemory(Memory):
         self.address = (f"/proc/{os.getpid()}/fd/{self._fd}", size)
 
     def close(self) -> None:
-        """Closes the descriptor; who has opened the memory keeps it."""
+        """Lets go of the memory; who has opened it keeps it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self.tensor = torch.empty(0, dtype=torch.uint8)
+            self.array = self.tensor.numpy()
 
 
 def open_shared(address: tuple[str, int]) -> Tensor:
