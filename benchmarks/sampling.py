@@ -3,8 +3,8 @@
     python benchmarks/sampling.py [--limits ../shared/bench] [--rounds 5] [--seconds 2]
 
 The limit scripts (a loop written by hand: env steps, forward pass, a draw, rows kept; numpy or torch) are run as
-subprocesses, one of theirs, one of ours, and so on, all pinned to the same core. Then the sampler's own cost: a policy and
-an env that do nothing.
+subprocesses, one of theirs, one of ours, and so on, all pinned to the same core. Then the sampler's own cost: a policy
+and an env that do nothing.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ _MODULES = {
     "train": "algorithms",
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -96,7 +96,7 @@ class BaseEnv(ABC):
     Class attributes that a subclass may set:
         lockstep: True if all slots have to be stepped together: send_actions may be called in parts, but poll raises
             until each slot has an action or a pending reset.
-        steps_ahead: True if work goes on between calls (pools, served envs); False if envs are stepped only inside poll.
+        steps_ahead: True if work goes on between calls (pools, served envs); False if envs step only inside poll.
 
     No env is reset before the first poll, which delivers every slot's first observation (pools: the first few polls).
     """

@@ -12,6 +12,7 @@ from rlsample.sample_batch import NextObs, SampleBatch
 __all__ = [
     "Callbacks",
     "CommonPolicyEvaluator",
+    "Episode",
     "EpisodeMetrics",
     "EvaluatorSet",
     "MeanStdFilter",

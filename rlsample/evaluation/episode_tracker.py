@@ -1,4 +1,4 @@
-"""Per-slot bookkeeping of the running episodes: id, length, raw return. Nothing is kept of a finished one but its record."""
+"""Per-slot bookkeeping of the running episodes: id, length, raw return. Of a finished one only its record is kept."""
 
 from __future__ import annotations
 

@@ -64,6 +64,7 @@ class PolicyEvaluator(ABC):
 
     def set_progress(self, env_steps: int) -> None:
         """Tells the total of sampled env steps, for schedules."""
+        return
 
     def get_state(self) -> dict[str, Any]:
         """What a checkpoint needs; arrays, numbers, strings, bytes and dicts or lists of them."""
@@ -75,6 +76,7 @@ class PolicyEvaluator(ABC):
 
     def close(self) -> None:
         """Frees what the evaluator owns. Idempotent."""
+        return
 
     def __enter__(self) -> PolicyEvaluator:
         return self

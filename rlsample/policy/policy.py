@@ -22,8 +22,8 @@ class ActOutput(NamedTuple):
     """Answers for K observations.
 
     Attributes:
-        actions: tree [K, ...] of the action space, in its dtype; may lie outside a Box's bounds (the sampler clips what it
-            sends, the batch keeps this).
+        actions: tree [K, ...] of the action space, in its dtype; may lie outside a Box's bounds (the sampler
+            clips what it sends, the batch keeps this).
         extras: columns to keep with the rows, each [K, ...]: the names and dtypes of :attr:`Policy.extra_columns`.
 
     The arrays may be reused by the next call: keep a copy, not a reference.
@@ -92,7 +92,7 @@ class Policy(ABC):
 
     @abstractmethod
     def get_state(self) -> dict[str, Any]:
-        """Weights, optimizer state, generator state, version: copies; arrays, numbers, strings and dicts of them only."""
+        """Weights, optimizer state, generator state, version: copies; arrays, numbers, strings and dicts of them."""
 
     @abstractmethod
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -100,3 +100,4 @@ class Policy(ABC):
 
     def set_progress(self, env_steps: int) -> None:
         """Tells how many env steps were sampled so far, for schedules. Default: nothing."""
+        return

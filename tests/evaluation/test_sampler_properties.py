@@ -144,9 +144,7 @@ def check_rows(batches: list[Any], scripts: list[Any], horizon: int | None) -> N
 def test_inline_rows_are_the_naive_loops(scripts, length, horizon):
     make = lambda ctx: ScriptEnv(ctx.slot_index, scripts[ctx.slot_index])  # noqa: E731
     policy = lambda o, a, seed: ScriptedPolicy(o, a, actions=[1])  # noqa: E731
-    with CommonPolicyEvaluator(
-        make, policy, len(scripts), rollout_fragment_length=length, horizon=horizon
-    ) as ev:
+    with CommonPolicyEvaluator(make, policy, len(scripts), rollout_fragment_length=length, horizon=horizon) as ev:
         batches = [ev.sample() for _ in range(3)]
         assert [b.count for b in batches] == [length * len(scripts)] * 3
         assert batches[2].fragment_lengths.tolist() == [length] * len(scripts)

@@ -57,7 +57,7 @@ def test_case_25_minibatches_use_each_row_once_per_pass():
     optimizer = SyncSamplesOptimizer(EvaluatorSet(fake), SyncSamplesSettings(minibatch_size=32, num_sgd_iter=2))
     stats = optimizer.step()
     assert [len(ids) for ids in fake.updates] == [32, 32, 32, 4] * 2
-    passes = [sum(fake.updates[:4], []), sum(fake.updates[4:], [])]
+    passes = [[i for ids in half for i in ids] for half in (fake.updates[:4], fake.updates[4:])]
     assert [sorted(ids) for ids in passes] == [list(range(100))] * 2
     assert passes[0] != passes[1]
     assert passes[0] != list(range(100))
