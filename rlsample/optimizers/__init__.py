@@ -1,16 +1,65 @@
-"""Optimizers drive evaluators; they see evaluators and batches only."""
+"""Optimizers drive evaluators; they see evaluators and batches only. Names load on first use, torch where it is needed."""
 
-from rlsample.optimizers.async_gradients_optimizer import AsyncGradientsOptimizer, AsyncGradientsSettings
-from rlsample.optimizers.microbatch_optimizer import MicrobatchOptimizer, MicrobatchSettings
-from rlsample.optimizers.policy_optimizer import PolicyOptimizer
-from rlsample.optimizers.sync_samples_optimizer import SyncSamplesOptimizer, SyncSamplesSettings
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlsample.optimizers.async_gradients_optimizer import AsyncGradientsOptimizer, AsyncGradientsSettings
+    from rlsample.optimizers.async_samples_optimizer import AsyncSamplesOptimizer, AsyncSamplesSettings
+    from rlsample.optimizers.device_group import DeviceGroup, DeviceSettings
+    from rlsample.optimizers.learner_thread import LearnerThread
+    from rlsample.optimizers.microbatch_optimizer import MicrobatchOptimizer, MicrobatchSettings
+    from rlsample.optimizers.multi_device_support import MultiDeviceSupport
+    from rlsample.optimizers.multi_gpu_optimizer import MultiGPUOptimizer, MultiGPUSettings
+    from rlsample.optimizers.policy_optimizer import PolicyOptimizer
+    from rlsample.optimizers.sync_samples_optimizer import SyncSamplesOptimizer, SyncSamplesSettings
 
 __all__ = [
     "AsyncGradientsOptimizer",
     "AsyncGradientsSettings",
+    "AsyncSamplesOptimizer",
+    "AsyncSamplesSettings",
+    "DeviceGroup",
+    "DeviceSettings",
+    "LearnerThread",
     "MicrobatchOptimizer",
     "MicrobatchSettings",
+    "MultiDeviceSupport",
+    "MultiGPUOptimizer",
+    "MultiGPUSettings",
     "PolicyOptimizer",
     "SyncSamplesOptimizer",
     "SyncSamplesSettings",
 ]
+
+_MODULES = {
+    "AsyncGradientsOptimizer": "async_gradients_optimizer",
+    "AsyncGradientsSettings": "async_gradients_optimizer",
+    "AsyncSamplesOptimizer": "async_samples_optimizer",
+    "AsyncSamplesSettings": "async_samples_optimizer",
+    "DeviceGroup": "device_group",
+    "DeviceSettings": "device_group",
+    "LearnerThread": "learner_thread",
+    "MicrobatchOptimizer": "microbatch_optimizer",
+    "MicrobatchSettings": "microbatch_optimizer",
+    "MultiDeviceSupport": "multi_device_support",
+    "MultiGPUOptimizer": "multi_gpu_optimizer",
+    "MultiGPUSettings": "multi_gpu_optimizer",
+    "PolicyOptimizer": "policy_optimizer",
+    "SyncSamplesOptimizer": "sync_samples_optimizer",
+    "SyncSamplesSettings": "sync_samples_optimizer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
