@@ -1,4 +1,4 @@
-"""Optimizers drive evaluators; they see evaluators and batches only. Names load on first use, torch where it is needed."""
+"""Optimizers drive evaluators; they see evaluators and batches only. Names load on first use, torch with them."""
 
 from __future__ import annotations
 
