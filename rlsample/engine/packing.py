@@ -38,13 +38,16 @@ class Packed(NamedTuple):
 def pack(value: Any) -> Packed:
     """Pickles a value; contiguous arrays stay where they are, others are copied into the pickle.
 
-    Functions and classes of ``__main__`` go by value (cloudpickle), so that a fresh process needs no ``__main__``.
+    Functions and classes of ``__main__``, and of modules given to ``cloudpickle.register_pickle_by_value``, go by
+    value: a fresh process need not import them.
 
     Raises:
         TypeError, pickle.PicklingError, AttributeError: something in it does not pickle.
     """
     try:
-        stream, buffers = _dump(_PlainPickler, value)
+        # Modules that were registered with cloudpickle go by value too.
+        plain = not cloudpickle.list_registry_pickle_by_value()
+        stream, buffers = _dump(_PlainPickler if plain else cloudpickle.Pickler, value)
     except (_ByValue, pickle.PicklingError, AttributeError, TypeError):
         stream, buffers = _dump(cloudpickle.Pickler, value)
     parts = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]

@@ -99,7 +99,7 @@ def _await_file(path: str) -> None:
         time.sleep(0.001)
 
 
-def rule_1_results(given: _Given) -> str:
+def _rule_1_results(given: _Given) -> str:
     """A result is what the method returned, and its arrays belong to the caller."""
     value = {
         "a": np.arange(5),
@@ -123,7 +123,7 @@ def rule_1_results(given: _Given) -> str:
     return ""
 
 
-def rule_2_order(given: _Given) -> str:
+def _rule_2_order(given: _Given) -> str:
     """Calls of one handle run one after another, in order; handles have objects of their own."""
     with given.make_engine() as engine:
         one, other = given.probe(engine), given.probe(engine)
@@ -137,7 +137,7 @@ def rule_2_order(given: _Given) -> str:
     return ""
 
 
-def rule_3_arguments(given: _Given) -> str:
+def _rule_3_arguments(given: _Given) -> str:
     """Arguments are taken at once: changing an array after ``call`` changes nothing over there."""
     with given.make_engine() as engine:
         probe = given.probe(engine)
@@ -154,7 +154,7 @@ def rule_3_arguments(given: _Given) -> str:
     return ""
 
 
-def rule_4_errors(given: _Given) -> str:
+def _rule_4_errors(given: _Given) -> str:
     """A call's exception comes out of ``result`` with type, message, causes and the traceback; the object goes on."""
     with given.make_engine() as engine:
         probe = given.probe(engine)
@@ -177,7 +177,7 @@ def rule_4_errors(given: _Given) -> str:
     return ""
 
 
-def rule_5_build_errors(given: _Given) -> str:
+def _rule_5_build_errors(given: _Given) -> str:
     """A factory's exception comes out of every result; other objects are well."""
     with given.make_engine() as engine:
         probe, broken = given.probe(engine), engine.create(fail_to_build)
@@ -189,7 +189,7 @@ def rule_5_build_errors(given: _Given) -> str:
     return ""
 
 
-def rule_6_wait(given: _Given) -> str:
+def _rule_6_wait(given: _Given) -> str:
     """``wait`` returns once enough are done or the time is up: all that are done, in their order, and the rest."""
     with given.make_engine() as engine:
         _expect(6, "wait for nothing", engine.wait([], 1, 0.0), ([], []))
@@ -217,7 +217,7 @@ def rule_6_wait(given: _Given) -> str:
     return ""
 
 
-def rule_7_futures(given: _Given) -> str:
+def _rule_7_futures(given: _Given) -> str:
     """A future knows its handle and tag, and tells its outcome as often as asked."""
     with given.make_engine() as engine:
         probe = given.probe(engine)
@@ -229,7 +229,7 @@ def rule_7_futures(given: _Given) -> str:
     return ""
 
 
-def rule_8_replace(given: _Given) -> str:
+def _rule_8_replace(given: _Given) -> str:
     """A replacement is a fresh object with the same index; what was asked of the old one fails and never delivers."""
     with given.make_engine() as engine:
         old, other = given.probe(engine), given.probe(engine)
@@ -257,7 +257,7 @@ def _names(error: Exception, text: str) -> bool:
     return isinstance(error, WorkerDiedError) and text in str(error)
 
 
-def rule_9_posts(given: _Given) -> str:
+def _rule_9_posts(given: _Given) -> str:
     """A posted value is there before the next call begins: the newest, read-only; its error fails that call."""
     with given.make_engine() as opened:
         engine: Any = opened
@@ -288,7 +288,7 @@ def rule_9_posts(given: _Given) -> str:
     return ""
 
 
-def rule_10_close(given: _Given) -> str:
+def _rule_10_close(given: _Given) -> str:
     """``close`` is bounded and idempotent, closes each object once, releases who waits, and leaves nothing."""
     before = held_resources()
     for name in ("closed-0-0", "closed-1-0"):
@@ -342,7 +342,7 @@ def _nothing_left(rule: int, before: set[str]) -> None:
     _expect(rule, "what is left after close", sorted(left), [])
 
 
-def rule_11_deaths(given: _Given) -> str:
+def _rule_11_deaths(given: _Given) -> str:
     """A worker that dies fails its calls at once, by name; the others are well, and it can be replaced."""
     if not given.mortal:
         return "workers are no processes"
@@ -370,15 +370,15 @@ def rule_11_deaths(given: _Given) -> str:
 
 
 ENGINE_RULES: dict[int, Callable[[_Given], str]] = {
-    1: rule_1_results,
-    2: rule_2_order,
-    3: rule_3_arguments,
-    4: rule_4_errors,
-    5: rule_5_build_errors,
-    6: rule_6_wait,
-    7: rule_7_futures,
-    8: rule_8_replace,
-    9: rule_9_posts,
-    10: rule_10_close,
-    11: rule_11_deaths,
+    1: _rule_1_results,
+    2: _rule_2_order,
+    3: _rule_3_arguments,
+    4: _rule_4_errors,
+    5: _rule_5_build_errors,
+    6: _rule_6_wait,
+    7: _rule_7_futures,
+    8: _rule_8_replace,
+    9: _rule_9_posts,
+    10: _rule_10_close,
+    11: _rule_11_deaths,
 }
