@@ -60,7 +60,8 @@ def test_optimizers_without_workers():
 @pytest.mark.parametrize("name", ["sync minibatches", "async gradients", "microbatch"])
 def test_optimizers_over_an_env_and_a_policy(name: str, one_torch_thread: None):
     rules = [1, 3, 4, 6]
-    assert check_optimizer(OPTIMIZERS[name], make_cartpole, rules, make_engine=InlineEngine) == dict.fromkeys(rules, "ok")
+    report = check_optimizer(OPTIMIZERS[name], make_cartpole, rules, make_engine=InlineEngine)
+    assert report == dict.fromkeys(rules, "ok")
 
 
 @pytest.fixture
