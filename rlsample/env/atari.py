@@ -103,8 +103,6 @@ class AtariEnv(AtariSurface):
         open_vector: makes the vector env of one group; see :func:`~rlsample.env.atari_group.open_vector_env`.
     """
 
-    lockstep = True
-
     def __init__(
         self,
         game: str,
@@ -121,7 +119,7 @@ class AtariEnv(AtariSurface):
         self.observation_space = Box(0, 255, shape, np.uint8)
         self.action_space = Discrete(len(self.action_meanings))
         self._sizes = settings.group_sizes(num_envs)
-        self.steps_ahead = len(self._sizes) > 1
+        self.lockstep, self.steps_ahead = self._sizes[0] > 1, len(self._sizes) > 1
         self.batch_size = settings.batch_size or self._sizes[0]
         self._least = settings.batch_size or 1  # a group, whatever its size
         self._seeds, self._open_vector = seeds, open_vector
@@ -228,7 +226,8 @@ class AtariEnv(AtariSurface):
         return False
 
     def _make_fleet(self) -> AtariFleet:
-        settings, groups, start = self.settings, [], 0
+        settings, start = self.settings, 0
+        groups: list[AtariGroup] = []
         outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         threads = settings.num_threads and max(1, settings.num_threads // len(self._sizes))
         first_core = settings.thread_affinity_offset
@@ -244,7 +243,7 @@ class AtariEnv(AtariSurface):
                 if self._same_step
                 else NextStepBooks(*columns, episodic_life=settings.episodic_life)
             )
-            groups.append(AtariGroup(ids, vector, books, press, outcomes))
+            groups.append(AtariGroup(len(groups), ids, vector, books, press, outcomes))
             start += size
             first_core += threads if first_core >= 0 else 0
         return AtariFleet(groups, outcomes, in_turn=settings.batch_size is None)
@@ -322,25 +321,27 @@ class AtariEnv(AtariSurface):
     def _landed(self, group: AtariGroup) -> StepBatch:
         """The rows of a group that came back."""
         try:
-            rows = group.land()
+            rows, reset_rows = group.land(), group.reset_rows
+            if rows.over is not None:
+                self._begin_anew(group, rows.obs, rows.over)
         except Exception as e:
-            return self._failed(group, e)
-        finally:
             self._require_open()
+            return self._failed(group, e)
+        self._require_open()
         code = self._states.code[group.start : group.stop]
-        if group.reset_rows is not None:
-            code[group.reset_rows] = WAITING
-            return self._batch(group, rows, group.reset_rows)
+        if reset_rows is not None:
+            code[reset_rows] = WAITING
+            return self._batch(group, rows, reset_rows)
         code[:] = WAITING
         if _TRUE in rows.terminated.tobytes() or _TRUE in rows.truncated.tobytes():
             code[rows.terminated | rows.truncated] = ENDED
-        if rows.over is None:
-            return self._batch(group, rows, None)
-        if self._polled:  # a first row cannot be an end: they begin anew in the next step
-            code[rows.over] = RESETTING
-            return self._batch(group, rows, np.flatnonzero(~rows.over))
-        code[rows.over] = ENDED
-        return self._batch(group, rows._replace(terminated=rows.terminated | rows.over), None)
+        return self._batch(group, rows, None)
+
+    def _begin_anew(self, group: AtariGroup, obs: np.ndarray, over: np.ndarray) -> None:
+        """New games where pressing FIRE ended the old one; their first observations go into ``obs``."""
+        self._fleet.begin_reset(group, np.flatnonzero(over))  # type: ignore[union-attr]
+        self._fleet.wait_for(group)  # type: ignore[union-attr]
+        obs[over] = group.land().obs[over]
 
     def _batch(self, group: AtariGroup, rows: Rows, some: np.ndarray | None) -> StepBatch:
         first = self._no[: len(group.ids)] if rows.is_first is None else rows.is_first

@@ -20,7 +20,7 @@ class Rows(NamedTuple):
         rewards: float32[n], as the game gives them.
         terminated, truncated: bool[n].
         is_first: bool[n], or None: no row is one.
-        over: bool[n], first rows whose game is over at once (pressing FIRE ended it), or None: no row is one.
+        over: bool[n], rows said to be first ones whose game pressing FIRE ended, or None: no row is one.
         infos: row -> dict, of rows where a life was lost or a game ended.
     """
 

@@ -91,8 +91,8 @@ class AtariFleet:
         if self.closed:
             raise EnvClosedError("the env was closed during this call")
         if outcome is not _WAKE:
-            outcome.tag.outcome = outcome
-            self._back.append(outcome.tag)
+            self.groups[outcome.tag].outcome = outcome
+            self._back.append(self.groups[outcome.tag])
         return True
 
     def wake(self) -> None:

@@ -67,6 +67,7 @@ class AtariGroup:
     """Games that are stepped together.
 
     Attributes:
+        index: its place among the groups; outcomes are tagged with it.
         ids: int64[n], read-only, their slots: a stretch ``[start, stop)``.
         ids32: the same as int32[n].
         books: see :class:`~rlsample.env.atari_books.Books`.
@@ -79,13 +80,14 @@ class AtariGroup:
 
     def __init__(
         self,
+        index: int,
         ids: np.ndarray,
         vector: Any,
         books: Books,
         press: int,
         outcomes: queue.SimpleQueue[Any],
     ) -> None:
-        self.ids, self.books = ids, books
+        self.index, self.ids, self.books = index, ids, books
         self.ids32 = ids.astype(np.int32)
         self.ids32.flags.writeable = False
         self._all_wait = bytes([WAITING]) * len(ids)
@@ -102,15 +104,15 @@ class AtariGroup:
         return code[self.start : self.stop].tobytes() == self._all_wait
 
     def begin_reset(self, rows: np.ndarray, seeds: np.ndarray | None) -> None:
-        """Asks for new games in these rows, in the background; ``seeds`` has one for each."""
+        """Asks for new games in these rows, in the background; ``seeds`` has one for each, in order."""
         self.flying = self.in_background = True
-        self.reset_rows = rows
+        self.reset_rows = rows = np.sort(rows)
         options = None
         if len(rows) < len(self.ids):
             mask = np.zeros(len(self.ids), bool)
             mask[rows] = True
             options = {"reset_mask": mask}
-        self._calls.begin(self, _reset, self._vector, seeds, options)
+        self._calls.begin(self.index, _reset, self._vector, seeds, options)
 
     def launch(self, in_background: bool) -> None:
         """Begins a step with ``actions``; games that are to be reset ignore theirs."""
@@ -125,14 +127,14 @@ class AtariGroup:
     def begin_receive(self) -> None:
         """Waits for the step in the background."""
         self.in_background = True
-        self._calls.begin(self, self._vector.recv)
+        self._calls.begin(self.index, self._vector.recv)
 
     def receive(self) -> None:
         """Waits for the step here and now."""
         try:
-            self.outcome = Outcome(self, self._vector.recv())
+            self.outcome = Outcome(self.index, self._vector.recv())
         except Exception as e:
-            self.outcome = Outcome(self, None, e)
+            self.outcome = Outcome(self.index, None, e)
 
     def land(self) -> Rows:
         """The rows of the outcome: those of a step, or of a reset (all n of them, see ``reset_rows``).

@@ -123,6 +123,7 @@ class AtariSurface(BaseEnv):
         if self.settings.episodic_life and batch.infos:
             game_over = np.zeros(len(ids), bool)
             game_over[[row for row, info in batch.infos.items() if info.get("game_over")]] = True
+            game_over &= terminated
         info = {
             "env_id": ids.astype(np.int32) if ids32 is None else ids32,
             "elapsed_step": self._lengths[at].copy(),
