@@ -11,11 +11,11 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.utils import EzPickle
 
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.saved_state import pickled
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
 from rlsample.env.step_batches import merge, without_slots
@@ -369,13 +369,10 @@ class GymEnvs(BaseEnv):
 
     def get_state(self) -> bytes | None:
         """None if an env does not pickle with its state (EzPickle envs such as Atari and Box2D lose theirs)."""
-        if self._sent is not None or any(e is None or isinstance(e.unwrapped, EzPickle) for e in self._envs):
+        if self._sent is not None:
             return None
         rest = (self._states.code, self._rounds - self._started_at, self._incarnation, self._seeded)
-        try:
-            return pickle.dumps((self._envs, rest))
-        except Exception:
-            return None
+        return pickled((self._envs, rest), self._envs)
 
     def set_state(self, state: bytes) -> None:
         envs, (code, steps, incarnation, seeded) = pickle.loads(state)

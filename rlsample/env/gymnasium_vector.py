@@ -73,6 +73,8 @@ class GymnasiumVectorAdapter(LockstepEnv):
         self._first_obs = zeros_columns(self.observation_space, (self.num_envs,))  # SAME_STEP: of slots that ended
         self._first_infos: dict[int, dict[str, Any]] = {}
 
+    _saved = (*LockstepEnv._saved, "_first_obs", "_first_infos")
+
     def _vector_reset(self) -> tuple[Tree, Mapping[int, dict[str, Any]]]:
         seed: Any = list(self._seeds) if self._generic else self._seeds[0]
         obs, infos = self.env.reset(seed=seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.saved_state import pickled
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows, zeros_columns
 from rlsample.errors import EnvClosedError, EnvFailedError, EnvProtocolError, SpaceError
@@ -147,6 +149,28 @@ class LockstepEnv(BaseEnv):
             self._free()
         finally:
             self._lock.release()
+
+    env: Any
+    """The user's env."""
+
+    _saved: tuple[str, ...] = ("env", "_ticks", "_began", "_actions", "_in_parts", "_started")
+
+    def get_state(self) -> bytes | None:
+        """None in mid-step, after a failure, and if the env does not pickle with its state."""
+        codes = self._states.code.tobytes()
+        if BUSY in codes or FAILED in codes:
+            return None
+        state = {name: getattr(self, name) for name in self._saved}
+        return pickled((codes, state), [self.env, *self.sub_envs()])
+
+    def set_state(self, state: bytes) -> None:
+        codes, saved = pickle.loads(state)
+        if len(codes) != self.num_envs:
+            raise SpaceError(f"the saved state is of {len(codes)} slots, not {self.num_envs}")
+        self._close_env()
+        for name in self._saved:
+            setattr(self, name, saved[name])
+        self._states.code[:] = np.frombuffer(codes, np.int8)
 
     # ------------------------------------------------------------------ inside
 

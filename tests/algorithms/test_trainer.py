@@ -60,7 +60,6 @@ def iterate(trainer, times):
         {"algo": "ppo", "num_envs": 4},
         pytest.param(
             {"algo": "ppo", "num_envs": 8, "vectorize": "native"},
-            marks=pytest.mark.xfail(reason="gymnasium vector envs give no state yet", strict=False),
         ),
         {"algo": "a2c", "env": "Pendulum-v1", "observation_filter": "MeanStdFilter"},
     ],

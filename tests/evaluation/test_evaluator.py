@@ -116,8 +116,9 @@ def test_no_two_slots_and_no_two_workers_share_a_seed_and_the_global_state_is_un
     np.testing.assert_array_equal(np.random.get_state()[1], before)
 
 
-def test_a_resumed_evaluator_goes_on_bit_for_bit():
-    with cartpole() as ev:
+@pytest.mark.parametrize("vectorize", ["loop", "native"])
+def test_a_resumed_evaluator_goes_on_bit_for_bit(vectorize: str):
+    with cartpole(vectorize=vectorize) as ev:
         for _ in range(3):
             ev.compute_apply(ev.sample())
         ev.get_metrics()
@@ -125,7 +126,7 @@ def test_a_resumed_evaluator_goes_on_bit_for_bit():
         assert state["sampler"] is not None
         expected = [ev.sample() for _ in range(2)]
         finished = ev.get_metrics()
-    with cartpole(seed=99) as again:
+    with cartpole(seed=99, vectorize=vectorize) as again:
         again.set_state(state)
         for batch in expected:
             got = again.sample()
