@@ -13,7 +13,7 @@ from rlsample.policy.distributions import ActionDistribution
 from rlsample.policy.model_settings import ModelSettings
 from rlsample.policy.obs_encoding import Encoded, ImageSpec, ObsEncoder
 
-__all__ = ["ActorCritic", "Chains", "ImageTrunk", "Layer"]
+__all__ = ["ActorCritic", "Chains", "FlatTrunk", "ImageTrunk", "Layer"]
 
 L = TypeVar("L", nn.Linear, nn.Conv2d)
 

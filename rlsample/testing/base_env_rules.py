@@ -30,7 +30,17 @@ from rlsample.testing.base_env_player import (
 )
 from rlsample.tree import Tree, leaves, map_tree
 
-__all__ = ["RULES", "check_base_env"]
+__all__ = [
+    "RULES",
+    "check_base_env",
+    "rule_1_first_rows",
+    "rule_2_one_row_each",
+    "rule_3_true_ends",
+    "rule_4_wrong_slots",
+    "rule_5_actions_in_space",
+    "rule_6_own_arrays",
+    "rule_7_columns",
+]
 
 
 def check_base_env(
