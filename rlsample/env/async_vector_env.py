@@ -87,7 +87,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         self.steps_ahead = not self.ordered or pool.groups > 1
         self._states = SlotStates(num_envs)
         self.all_ids = self._states.all_ids
-        self._turn, self._last_taken, self._next_watch = 0, -1, 0.0
+        self._turn, self._next_watch = 0, 0.0
         self._spin_s = pool.spin_for(num_envs) * 1e-6
         config = (settings.env_config, settings.allow_nonfinite, tuple(pool.info_keys))
         self._team = WorkerTeam(EnvPlan(make, num_envs, seed, worker_index, *config), pool)
@@ -239,13 +239,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         if self._groups:
             group, self._turn = self._groups[self._turn], (self._turn + 1) % len(self._groups)
             return requests.take(requests.ready().intersection(group))
-        if most is None or requests.num_published() + requests.num_unpublished() <= most:
-            return requests.take_all()
-        ready = sorted(requests.ready())
-        later = [slot for slot in ready if slot > self._last_taken]  # each slot has its turn, however fast others are
-        chosen = (later + ready)[:most]
-        self._last_taken = chosen[-1]
-        return requests.take(chosen)
+        return requests.take_some(most)
 
     # ------------------------------------------------------------------ waiting and watching
 

@@ -44,6 +44,7 @@ class SlotRequests:
         self._incarnation = [0] * states.num_envs
         self._lost: dict[int, Death] = {}  # slots of dead workers that owe nothing
         self._awaited: set[int] = set()  # ended slots that were asked to start while their worker still resets them
+        self._last_taken = -1
         self.owed = 0
         self.failed_now: dict[int, EnvFailedError] = {}
         self.delayed: dict[int, float] = {}
@@ -180,11 +181,13 @@ class SlotRequests:
             return None
         return self._noted(self._rows.take_firsts(ids))
 
-    def take_all(self) -> StepBatch:
-        """Everything that is ready."""
+    def take_some(self, most: int | None) -> StepBatch:
+        """Everything that is ready, or ``most`` of it: each slot has its turn, however fast others are."""
         if self.failed_now or self._awaited:
-            return self.take(self.ready())
+            return self.take(self._next_in_turn(sorted(self.ready()), most))
         fresh = (self._block.done != self._block.taken).nonzero()[0]
+        if most is not None:
+            return self.take(self._next_in_turn(fresh.tolist(), most))
         self.owed -= len(fresh)
         return self._noted(self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh))
 
@@ -211,6 +214,13 @@ class SlotRequests:
     def empty(self) -> StepBatch:
         """A batch of no rows."""
         return self._rows.empty()
+
+    def _next_in_turn(self, slots: list[int], most: int | None) -> list[int]:
+        after = self._last_taken
+        chosen = ([s for s in slots if s > after] + [s for s in slots if s <= after])[:most]
+        if chosen:
+            self._last_taken = chosen[-1]
+        return chosen
 
     def _awaited_now(self) -> list[int]:
         block = self._block

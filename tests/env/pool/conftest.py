@@ -41,7 +41,8 @@ class Tally:
         ended, waiting = [], []
         for row, slot in enumerate(batch.env_ids.tolist()):
             kind = "first" if batch.is_first[row] else "row"
-            self.rows[slot].append((kind, batch.obs[row].item(), float(batch.rewards[row]), bool(batch.terminated[row])))
+            reward, terminated = float(batch.rewards[row]), bool(batch.terminated[row])
+            self.rows[slot].append((kind, batch.obs[row].item(), reward, terminated))
             (ended if batch.terminated[row] or batch.truncated[row] else waiting).append(slot)
         if ended:
             first = self.env.try_reset(np.array(ended))
