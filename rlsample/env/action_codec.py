@@ -173,25 +173,31 @@ class _ArrayCodec(_Codec):
 
 
 class _DiscreteCodec(_ArrayCodec):
-    """The list of Python ints is made anyway, and its min and max are faster than numpy's up to a hundred rows."""
+    """The list of Python ints is made anyway, and to judge it is faster than numpy up to a hundred rows."""
 
     def __init__(self, space: spaces.Discrete, path: str) -> None:
         super().__init__(space, path)
         self.first, self.last = int(space.start), int(space.start + space.n - 1)
+        # a set's look-ups beat min and max
+        self.legal = frozenset(range(self.first, self.last + 1)) if space.n <= _SMALL else None
 
     def split(self, actions: Any, env_ids: Any) -> list[Any]:
         if type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype.kind == "i":
             values = actions.tolist()
-            if len(values) == len(env_ids) and values and min(values) >= self.first and max(values) <= self.last:
+            if len(values) == len(env_ids) and self._all_legal(values):
                 return values
         return self.rows(self.batch(actions, env_ids))
 
     def batch(self, actions: Any, env_ids: Any) -> np.ndarray:
         if type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype == self.dtype and actions.size <= 256:
-            values = actions.tolist()
-            if len(values) == len(env_ids) and values and min(values) >= self.first and max(values) <= self.last:
+            if len(actions) == len(env_ids) and self._all_legal(actions.tolist()):
                 return actions.copy()
         return super().batch(actions, env_ids)
+
+    def _all_legal(self, values: list[int]) -> bool:
+        if self.legal is not None:
+            return self.legal.issuperset(values)
+        return bool(values) and min(values) >= self.first and max(values) <= self.last
 
     def rows(self, batch: np.ndarray) -> list[Any]:
         return batch.tolist()

@@ -113,18 +113,21 @@ class GymnasiumVectorAdapter(LockstepEnv):
             assign(obs, slots, gather(batch, slots))
 
     def _reset_slots(self, ids: np.ndarray) -> StepBatch | None:
-        ended = self._states.code[ids] == ENDED
+        code = self._states.code
+        codes = code[ids]
+        all_ended = codes.tobytes().count(ENDED) == len(ids)
+        if all_ended and self.mode is AutoresetMode.NEXT_STEP:
+            code[ids] = RESETTING
+            return None
         if self.mode is AutoresetMode.DISABLED:
             return self._first_rows(ids, *self._reset_masked(ids, ids))
-        if not ended.all():
+        if not all_ended:
+            ended = codes == ENDED
             self._require_mask(ids, ended)
             # In SAME_STEP the ended ones are in their new episode already, and keep what they observe there.
             reset = ids if self.mode is AutoresetMode.NEXT_STEP else ids[~ended]
             obs, infos = self._reset_masked(reset, ids)
             return self._first_rows(ids, obs, {**self._pop_first_infos(ids[ended]), **infos})
-        if self.mode is AutoresetMode.NEXT_STEP:
-            self._states.code[ids] = RESETTING
-            return None
         return self._first_rows(ids, gather(self._first_obs, ids), self._pop_first_infos(ids))
 
     def _pop_first_infos(self, ids: np.ndarray) -> dict[int, dict[str, Any]]:

@@ -24,6 +24,7 @@ from rlsample.tree import Tree, assign, gather, map_tree
 __all__ = ["LockstepEnv"]
 
 _CLOSE_WAIT_S = 0.4
+_FLOAT32 = np.dtype(np.float32)
 
 
 class LockstepEnv(BaseEnv):
@@ -55,6 +56,8 @@ class LockstepEnv(BaseEnv):
         self._states = SlotStates(num_envs)
         self.all_ids = self._states.all_ids
         self._all_busy = np.full(num_envs, BUSY, np.int8).tobytes()
+        self._none = np.zeros(num_envs, bool)  # shared by all batches without a first row
+        self._none.flags.writeable = False
         self._ticks = 0
         self._began = np.zeros(num_envs, np.int64)  # the tick at which the slot's episode began
         self._actions = _legal_actions(action_space, num_envs)
@@ -122,9 +125,7 @@ class LockstepEnv(BaseEnv):
         """
         self._require_open()
         self._actions, self._in_parts = self._codec.checked_copy(actions, self.all_ids), False
-        code = self._states.code
-        code[code == WAITING] = BUSY
-        return self._exclusively(self._poll)
+        return self._exclusively(self._turn)
 
     def reset_slots(self, slots: np.ndarray) -> StepBatch | None:
         """``try_reset`` of slots (int64[K], distinct) that had a row in the last poll, without looking them up."""
@@ -220,18 +221,32 @@ class LockstepEnv(BaseEnv):
             )
         return self._step(self._states.code != BUSY)
 
+    def _turn(self) -> StepBatch:
+        """``_poll`` once each waiting slot has its action."""
+        code = self._states.code
+        codes = code.tobytes()
+        waiting = codes.count(WAITING)
+        if waiting == self.num_envs:
+            return self._step(None)
+        if waiting + codes.count(RESETTING) == self.num_envs:
+            return self._step(code == RESETTING)
+        code[code == WAITING] = BUSY
+        return self._poll()
+
     def _step(self, unasked: np.ndarray | None) -> StepBatch:
         """Steps all; ``unasked`` (bool[B]) marks resetting and failed slots, None: there are none."""
         self._in_parts = False
+        asked = None if unasked is None else ~unasked
         try:
             obs, rewards, terminated, truncated, infos = self._vector_step(self._actions)
             obs = self._writer.copy_batch(obs, self.num_envs, self.copies_obs)
             rewards, failures = self._reward_column(rewards)
-            terminated = _flags(terminated, "terminated", self.num_envs)
-            truncated = _flags(truncated, "truncated", self.num_envs)
+            terminated = _flags(terminated, "terminated", self.num_envs, asked)
+            truncated = _flags(truncated, "truncated", self.num_envs, asked)
             if unasked is not None:
-                rewards[unasked], terminated[unasked], truncated[unasked] = 0, False, False
-                failures = {s: f for s, f in failures.items() if not unasked[s]}
+                rewards[unasked] = 0
+                if failures:
+                    failures = {s: f for s, f in failures.items() if not unasked[s]}
             ended = terminated | truncated
             row_infos = self._read_infos(infos, obs, ended)
         except Exception as e:
@@ -246,7 +261,7 @@ class LockstepEnv(BaseEnv):
         self._ticks += 1
         dead = None
         if unasked is None:
-            first = np.zeros(self.num_envs, bool)
+            first = self._none
         else:
             first = unasked
             if FAILED in code.tobytes():
@@ -317,7 +332,7 @@ class LockstepEnv(BaseEnv):
     def _reward_column(self, rewards: Any) -> tuple[np.ndarray, dict[int, BaseException]]:
         """float32[B] and the failures of slots whose reward is no finite number."""
         count = self.num_envs
-        if type(rewards) is np.ndarray and rewards.dtype == np.float32 and rewards.shape == (count,):
+        if type(rewards) is np.ndarray and rewards.dtype == _FLOAT32 and rewards.shape == (count,):
             column = rewards.copy()
             if self._allow_nonfinite or math.isfinite(np.vdot(column, column)):
                 return column, {}
@@ -344,13 +359,14 @@ class LockstepEnv(BaseEnv):
         return column, failures
 
 
-def _flags(flags: Any, name: str, count: int) -> np.ndarray:
-    if type(flags) is np.ndarray and flags.dtype == np.bool_ and flags.shape == (count,):
-        return flags.copy()
-    array = np.array(flags)
+def _flags(flags: Any, name: str, count: int, asked: np.ndarray | None) -> np.ndarray:
+    """bool[count], a copy; False where not ``asked`` (bool[count]; None: all are)."""
+    array = flags if type(flags) is np.ndarray else np.array(flags)
     if array.shape != (count,) or array.dtype.kind not in "biu":
         raise SpaceError(f"{name} is of shape {array.shape} and {array.dtype}, expected bool[{count}]")
-    return array if array.dtype.kind == "b" else array.astype(bool)
+    if array.dtype.kind != "b":
+        array = array.astype(bool)
+    return array.copy() if asked is None else array & asked
 
 
 def _legal_actions(space: gymnasium.Space[Any], count: int) -> Tree:

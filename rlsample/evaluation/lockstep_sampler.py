@@ -1,8 +1,7 @@
 """The sampler for vector envs, whose slots all step in each turn, some of them only to be reset.
 
-Every slot is written in every turn, as one strided slice per column; the rows in which a slot was reset are marked as
-holes and left out when the batch is made. That costs one copy of the block if there are holes, and saves an index array
-per column and turn.
+Every slot is written in every turn, as one strided slice per column, and no turn asks whose episode a row belongs to:
+:class:`LockstepBlock` works that out for a whole block. Only a horizon and episode callbacks need to know at once.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ import numpy as np
 
 from rlsample.env.base_env import StepBatch
 from rlsample.env.lockstep import LockstepEnv
-from rlsample.evaluation.fragment_buffer import FragmentBuffer
+from rlsample.evaluation.episode_tracker import EpisodeTracker
+from rlsample.evaluation.lockstep_block import BlockBooks, LockstepBlock
 from rlsample.evaluation.sampler import TRUE, Sampler
-from rlsample.sample_batch import REWARDS, TERMINATED, TRUNCATED, SampleBatch
+from rlsample.sample_batch import SampleBatch
 from rlsample.tree import Tree, assign, gather, map_tree
 
 __all__ = ["LockstepSampler", "make_sampler"]
@@ -28,122 +28,167 @@ def make_sampler(env: Any, policy: Any, settings: Any, worker_index: int = 0, ca
     return (LockstepSampler if together else Sampler)(env, policy, settings, worker_index, callbacks)
 
 
+class _BlockTracker(EpisodeTracker):
+    """A tracker that can be told of a whole block."""
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether callbacks want to hear of episodes."""
+        return self._objects
+
+    def book(self, books: BlockBooks) -> None:
+        """Records what finished and goes on from what runs. Not for a tracker that calls back."""
+        if len(books.finished[0]):
+            self._finished.append((*books.finished, None))
+        self.set_state(books.running)
+
+
 class LockstepSampler(Sampler):
     """Samples truncated fragments of a :class:`LockstepEnv`; otherwise as :class:`Sampler`.
 
     Attributes:
         env: moved by ``turn``, which spares the look-up of each slot's state.
 
-    ``_waiting`` holds the slots that wait for an action, and what *all* slots see.
+    ``_waiting`` holds the slots that wait for an action, and what *all* slots see. ``episodes`` is up to date between
+    calls of :meth:`sample`, or at any time if ``_at_once``.
     """
 
     env: LockstepEnv
+    episodes: _BlockTracker
+    _buffer: LockstepBlock
+
+    def __init__(self, env: Any, policy: Any, settings: Any, worker_index: int = 0, callbacks: Any = None) -> None:
+        super().__init__(env, policy, settings, worker_index, callbacks)
+        self.episodes = _BlockTracker(self._slots, worker_index, callbacks)
+        self._at_once = settings.horizon is not None or self.episodes.calls_back
+
+    def _new_buffer(self) -> LockstepBlock:
+        length = self.settings.rollout_fragment_length
+        # Whether slots are reset by stepping shows with the first holes: that block grows.
+        spare = length // 8 + 1 if getattr(self, "_reset_by_stepping", False) else 0
+        return LockstepBlock(self._allocate, self._slots, length, spare, self.episodes.get_state())
 
     def _sample_block(self) -> SampleBatch:
-        buffer = self._buffer
-        buffer.mark_start(self._slots, self.episodes.eps_id.copy(), self.episodes.lengths(self._slots))
-        while not buffer.target_reached():
-            if buffer.any_full():
-                buffer.grow()
+        block = self._buffer
+        while not block.target_reached():
+            if block.any_full():
+                block.grow()
             self._turn()
-        ids, obs = self._waiting
-        seen = obs if ids is self._slots else gather(obs, ids)
-        batch = buffer.build(ids, seen, self._fragment_ids(len(self._slots)))
+        runs = block.runs()
+        if not self._at_once:
+            self.episodes.book(block.books(runs))
+        block.write_outcomes(self._clip, flags=not self.settings.no_done_at_end)
+        batch = block.build_block(runs, self._waiting[1], self._fragment_ids(len(self._slots)))
+        self._reset_by_stepping = batch.count < len(self._slots) * block.polls
         self._buffer = self._new_buffer()
         return batch
 
-    def _new_buffer(self) -> FragmentBuffer:
-        length = self.settings.rollout_fragment_length
-        return FragmentBuffer(self._allocate, self._slots, length, spare=length // 8 + 1 if self._holes_seen() else 0)
-
-    def _holes_seen(self) -> bool:
-        """Whether slots were reset by stepping before; the buffer grows once if that is not known yet."""
-        return bool(getattr(self, "_reset_by_stepping", False))
+    # ------------------------------------------------------------------ one turn
 
     def _turn(self) -> None:
-        started = perf_counter()
-        env, timers = self.env, self.timers
         ids, obs = self._waiting
-        acting = len(ids) > 0
-        if acting:
-            out = self.policy.act(obs, self.settings.explore)
-            acted = perf_counter()
-            timers.inference_s += acted - started
-            self._write_choice(self._slots, obs, out.actions, out.extras)
-            actions = self.to_env(out.actions)
-            started = perf_counter()
-            timers.processing_s += started - acted
-            self._waiting = self._nobody
-            batch = env.turn(actions)
-        else:
-            batch = env.poll()
+        if not len(ids):
+            return self._await_first(obs)
+        started = perf_counter()
+        out = self.policy.act(obs, self.settings.explore)
+        acted = perf_counter()
+        self._write_choice(self._slots, obs, out.actions, out.extras)
+        actions = self.to_env(out.actions)
+        sent = perf_counter()
+        batch = self.env.turn(actions)
         polled = perf_counter()
-        timers.env_s += polled - started
+        timers = self.timers
         timers.polls += 1
+        timers.inference_s += acted - started
+        timers.env_s += polled - sent
         before = timers.env_s
         if batch.failures:
             self._fail(batch.failures)  # raises: no slot of a vector env can be replaced
-        self._waiting = self._book_all(batch) if acting else self._begin_all(batch)
-        timers.processing_s += perf_counter() - polled - (timers.env_s - before)
+        self._waiting = self._receive(batch)
+        timers.processing_s += perf_counter() - polled - (timers.env_s - before) + sent - acted
 
-    def _begin_all(self, batch: StepBatch) -> tuple[np.ndarray, Tree]:
-        """Nobody acted, so every row is a first one."""
-        self._start_episodes(self._slots)
-        return self._slots, self._filtered(batch.obs)
+    def _await_first(self, obs: Tree) -> None:
+        """Nobody can act, so every row of the next poll is a first one; ``obs``: what was seen last, if anything."""
+        started = perf_counter()
+        batch = self.env.poll()
+        self.timers.env_s += perf_counter() - started
+        self.timers.polls += 1
+        if batch.failures:
+            self._fail(batch.failures)
+        self._buffer.add_finals_before(self._slots, obs)
+        self._begin(self._slots)
+        self._waiting = self._slots, self._filtered(batch.obs)
 
-    def _book_all(self, batch: StepBatch) -> tuple[np.ndarray, Tree]:
-        buffer, slots, columns = self._buffer, self._slots, self._buffer.columns
-        obs, rewards, terminated, truncated = (
-            self._filtered(batch.obs),
-            batch.rewards,
-            batch.terminated,
-            batch.truncated,
-        )
-        first = batch.is_first.nonzero()[0] if TRUE in batch.is_first.tobytes() else None
-        rows = buffer.rows(slots)
-        self.episodes.add(slots, rewards)
-        soft = None
+    def _receive(self, batch: StepBatch) -> tuple[np.ndarray, Tree]:
+        obs, truncated = self._filtered(batch.obs), batch.truncated
+        renewed = None
+        if self._at_once:
+            truncated, renewed = self._keep_up(batch)
+        self._buffer.add(batch.rewards, batch.terminated, truncated, batch.is_first)
+        if renewed is not None:
+            self._end_softly(self._slots, obs, renewed)
+        over = batch.terminated | truncated
+        return self._reset_ended(obs, over) if TRUE in over.tobytes() else (self._slots, obs)
+
+    def _keep_up(self, batch: StepBatch) -> tuple[np.ndarray, np.ndarray | None]:
+        """Tells the tracker of a poll; returns the truncated flags, and the slots whose episode ends softly, or None."""
+        slots, episodes, renewed = self._slots, self.episodes, None
+        truncated = batch.truncated
+        episodes.add(slots, batch.rewards)
+        first = batch.is_first.nonzero()[0]
+        if len(first):
+            episodes.start(first)
         if self.settings.horizon is not None:
-            no_end = terminated if first is None else terminated | batch.is_first
-            truncated, soft = self._apply_horizon(slots, no_end, truncated)
-        columns[REWARDS][rows] = rewards if self._clip is None else self._clip(rewards)
-        ends = TRUE in terminated.tobytes() or TRUE in truncated.tobytes()
-        if ends and not self.settings.no_done_at_end:
-            columns[TERMINATED][rows] = terminated
-            columns[TRUNCATED][rows] = truncated
-        if self.episodes.per_step:
-            stepped = np.flatnonzero(~batch.is_first)
-            self._call_step_callbacks(batch, slots[stepped], stepped, buffer.flat_rows(stepped))
-        if first is not None:
-            self._reset_by_stepping = True
-            buffer.add_holes(first)
-        if not ends:
-            buffer.advance(slots)
-        else:
-            over = terminated | truncated
-            ended = over.nonzero()[0]
-            buffer.add_finals(buffer.flat_rows(ended), gather(obs, ended))
-            buffer.advance(slots)
-        if first is not None:
-            self._start_episodes(first)
-        if soft is not None:
-            self._end_softly(slots, obs, slots[soft])
-        return self._reset_ended(obs, ended, over) if ends else (slots, obs)
+            truncated, hit = self._apply_horizon(slots, batch.terminated, truncated)
+            renewed = None if hit is None else hit.nonzero()[0]
+        if episodes.per_step:
+            stepped = (~batch.is_first).nonzero()[0]
+            self._call_step_callbacks(batch, stepped, stepped, self._buffer.flat_rows(stepped))
+        return truncated, renewed
 
-    def _reset_ended(self, obs: Tree, ended: np.ndarray, over: np.ndarray) -> tuple[np.ndarray, Tree]:
-        self.episodes.finish(ended)
+    def _reset_ended(self, obs: Tree, over: np.ndarray) -> tuple[np.ndarray, Tree]:
+        """Resets the slots of the mask ``over``; returns who waits now, and what all slots see."""
+        ended = over.nonzero()[0]
+        if self._at_once:
+            self.episodes.finish(ended)
         started = perf_counter()
         batch = self.env.reset_slots(ended)
         self.timers.env_s += perf_counter() - started
-        if batch is None:
+        if batch is None:  # the next step will reset them
             return (~over).nonzero()[0], obs
         if batch.failures:
             self._fail(batch.failures)
         if self.episodes.per_step:
             obs = map_tree(np.copy, obs)  # callbacks may have kept a row of it
+        self._buffer.add_finals_before(ended, gather(obs, ended))
         assign(obs, ended, self._filtered(batch.obs))
-        self._start_episodes(ended)
+        self._begin(ended)
         return self._slots, obs
+
+    # ------------------------------------------------------------------ episodes
+
+    def _begin(self, slots: np.ndarray) -> None:
+        self._buffer.begin(slots)
+        if self._at_once:
+            self.episodes.start(slots)
+
+    _start_episodes = _begin
+
+    def _fail(self, failures: Any) -> None:
+        """Records what had finished, and gives up: a vector env that failed gives no more rows.
+
+        Raises:
+            EnvFailedError: always.
+        """
+        self._waiting = self._nobody
+        block = self._buffer
+        if not self._at_once:
+            self.episodes.book(block.books(block.runs()))
+        for slot, failure in failures.items():
+            self.rows_lost += int(getattr(failure, "episode_step", None) is not None)
+            self.episodes.abandon(slot)
+        self._buffer = self._new_buffer()
+        self.env.try_restart(np.array(list(failures)))
 
     def _filtered(self, obs: Tree) -> Tree:
         return self.filter(obs, update=self.settings.update_filter) if self._filters else obs
