@@ -1,4 +1,4 @@
-"""From a config to the evaluator it describes."""
+"""From a config to the evaluators it describes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import numpy as np
 
 from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.run_config import RunConfig
-from rlsample.evaluation import CommonPolicyEvaluator
+from rlsample.engine.process_engine import ProcessEngine
+from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
+from rlsample.evaluation.callbacks import Callbacks
 
-__all__ = ["build_evaluator", "child_seed"]
+__all__ = ["build_evaluator", "build_evaluators", "child_seed"]
 
 
 def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
@@ -26,6 +28,18 @@ def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
     }
     make_policy = functools.partial(algorithm.make_policy, settings=config.policy)
     return CommonPolicyEvaluator(config.train.env, make_policy, **arguments)
+
+
+def build_evaluators(config: RunConfig, callbacks: Callbacks | None = None) -> EvaluatorSet:
+    """The local evaluator, and ``num_workers`` in processes of their own; each of these has a copy of the callbacks."""
+    make = functools.partial(_build_numbered, config, callbacks)
+    num_workers = config.train.num_workers or 0
+    engine = ProcessEngine(config.engine) if num_workers else None
+    return EvaluatorSet.create(make, num_workers, engine, config.workers)
+
+
+def _build_numbered(config: RunConfig, callbacks: Callbacks | None, worker_index: int) -> CommonPolicyEvaluator:
+    return build_evaluator(config, callbacks=callbacks, worker_index=worker_index)
 
 
 def child_seed(seed: int, use: str) -> int:

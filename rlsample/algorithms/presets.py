@@ -10,7 +10,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlsample.errors import unknown_name
-from rlsample.policy import A2CPolicy, A2CSettings, PPOPolicy, PPOSettings
+from rlsample.evaluation import EvaluatorSet
+from rlsample.optimizers import (
+    AsyncGradientsOptimizer,
+    AsyncGradientsSettings,
+    AsyncSamplesOptimizer,
+    AsyncSamplesSettings,
+    PolicyOptimizer,
+    SyncSamplesOptimizer,
+    SyncSamplesSettings,
+)
+from rlsample.policy import (
+    A2CPolicy,
+    A2CSettings,
+    APPOPolicy,
+    APPOSettings,
+    IMPALAPolicy,
+    IMPALASettings,
+    PPOPolicy,
+    PPOSettings,
+)
 
 __all__ = ["ALGORITHMS", "Algorithm", "find_algorithm"]
 
@@ -19,13 +38,18 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A policy with its settings, and which options to start from.
+    """A policy and an optimizer with their settings, and which options to start from.
 
     Attributes:
         make_policy: ``(observation_space, action_space, settings=..., seed=...)`` -> Policy.
         policy_settings: the settings class of that policy.
         defaults: option -> value, for envs without an entry in ``tuned``.
         tuned: env id -> option -> value, on top of the defaults.
+        make_optimizer: ``(evaluators, settings, seed)`` -> PolicyOptimizer.
+        optimizer_settings: the settings class of that optimizer.
+        num_workers: remote evaluators where the user names no number.
+        idle_between_steps: between two steps no evaluator is sampling, so that a checkpoint can hold all of them and a
+            resumed run goes on bit for bit.
     """
 
     name: str
@@ -33,6 +57,10 @@ class Algorithm:
     policy_settings: type
     defaults: Options
     tuned: Mapping[str, Options] = field(default_factory=dict)
+    make_optimizer: Callable[[EvaluatorSet, Any, int], PolicyOptimizer] = SyncSamplesOptimizer
+    optimizer_settings: type = SyncSamplesSettings
+    num_workers: int = 0
+    idle_between_steps: bool = True
 
     def options_for(self, env: Any) -> dict[str, Any]:
         """The options a run on this env starts from."""
@@ -74,6 +102,15 @@ _PPO_PENDULUM = {
     "learning_rate": 1e-3,
 }
 
+_ASYNC_CARTPOLE = {
+    "rollout_fragment_length": 32,
+    "train_batch_size": 512,
+    "learner_queue_size": 2,
+    "gamma": 0.98,
+    "learning_rate": 1e-3,
+    "max_grad_norm": 0.5,
+}
+
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
         name="ppo",
@@ -92,5 +129,36 @@ ALGORITHMS: dict[str, Algorithm] = {
         make_policy=A2CPolicy,
         policy_settings=A2CSettings,
         defaults={"rollout_fragment_length": 5},
+    ),
+    "a3c": Algorithm(
+        name="a3c",
+        make_policy=A2CPolicy,
+        policy_settings=A2CSettings,
+        defaults={"rollout_fragment_length": 10},
+        make_optimizer=lambda evaluators, settings, seed: AsyncGradientsOptimizer(evaluators, settings),
+        optimizer_settings=AsyncGradientsSettings,
+        num_workers=2,
+    ),
+    "impala": Algorithm(
+        name="impala",
+        make_policy=IMPALAPolicy,
+        policy_settings=IMPALASettings,
+        defaults={"rollout_fragment_length": 50},
+        tuned={"CartPole-v1": _ASYNC_CARTPOLE},
+        make_optimizer=AsyncSamplesOptimizer,
+        optimizer_settings=AsyncSamplesSettings,
+        num_workers=2,
+        idle_between_steps=False,
+    ),
+    "appo": Algorithm(
+        name="appo",
+        make_policy=APPOPolicy,
+        policy_settings=APPOSettings,
+        defaults={"rollout_fragment_length": 50, "replay_proportion": 0.5, "replay_buffer_num_slots": 100},
+        tuned={"CartPole-v1": {**_ASYNC_CARTPOLE, "replay_proportion": 0.0, "num_sgd_iter": 2}},
+        make_optimizer=AsyncSamplesOptimizer,
+        optimizer_settings=AsyncSamplesSettings,
+        num_workers=2,
+        idle_between_steps=False,
     ),
 }

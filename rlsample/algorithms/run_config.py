@@ -16,10 +16,11 @@ from typing import Any
 from rlsample.algorithms.option_values import check_value, field_types
 from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.train_settings import OutputSettings, TrainSettings
+from rlsample.engine.process_engine import ProcessSettings
 from rlsample.env.env_settings import EnvSettings
 from rlsample.errors import ConfigError, unknown_name
+from rlsample.evaluation.evaluator_set import EvaluatorSetSettings
 from rlsample.evaluation.sampler_settings import SamplerSettings
-from rlsample.optimizers import SyncSamplesSettings
 from rlsample.policy import ModelSettings
 from rlsample.settings import from_options, to_dict
 
@@ -36,7 +37,9 @@ class RunConfig:
         envs: how the env is built and checked.
         sampler: how rows are collected.
         policy: the algorithm's own settings, such as PPOSettings; its ``model`` is a section of its own in documents.
-        learning: how batches become updates.
+        learning: how batches become updates: the settings of the algorithm's optimizer.
+        workers: what becomes of remote evaluators that die.
+        engine: how their processes are run.
     """
 
     train: TrainSettings
@@ -44,7 +47,9 @@ class RunConfig:
     envs: EnvSettings
     sampler: SamplerSettings
     policy: Any
-    learning: SyncSamplesSettings
+    learning: Any
+    workers: EvaluatorSetSettings
+    engine: ProcessSettings
 
 
 def sections_of(algo: str) -> dict[str, type]:
@@ -56,7 +61,9 @@ def sections_of(algo: str) -> dict[str, type]:
         "sampler": SamplerSettings,
         "policy": find_algorithm(algo).policy_settings,
         "model": ModelSettings,
-        "learning": SyncSamplesSettings,
+        "learning": find_algorithm(algo).optimizer_settings,
+        "workers": EvaluatorSetSettings,
+        "engine": ProcessSettings,
     }
 
 
@@ -79,6 +86,8 @@ def configure(options: Mapping[str, Any] | None = None, /, **more: Any) -> RunCo
     algorithm = find_algorithm(given["algo"][1] if "algo" in given else train.algo)
     env = given["env"][1] if "env" in given else train.env
     merged = {**{name: (None, value) for name, value in algorithm.options_for(env).items()}, **given}
+    if merged.get("num_workers", (None, None))[1] is None:
+        merged["num_workers"] = (None, algorithm.num_workers)
     if any(merged.get(name, (None, None))[1] == "linear" for name in _SCHEDULES):
         merged.setdefault("schedule_steps", merged.get("max_steps", (None, train.max_steps)))
     sections, types = sections_of(algorithm.name), option_types(algorithm.name)
@@ -166,5 +175,5 @@ def _parse(path: Path, text: str) -> Any:
     return tomllib.loads(text)
 
 
-_SECTION_NAMES = ("train", "output", "envs", "sampler", "policy", "model", "learning")
+_SECTION_NAMES = ("train", "output", "envs", "sampler", "policy", "model", "learning", "workers", "engine")
 _SCHEDULES = ("lr_schedule", "clip_range_schedule")

@@ -43,22 +43,23 @@ class TrainResult:
         return {name: getattr(self, name) for name in names}
 
 
-def time_shares(timers: Mapping[str, float], seconds: float) -> dict[str, float]:
+def time_shares(timers: Mapping[str, float], seconds: float, num_workers: int = 0) -> dict[str, float]:
     """Where the time of one iteration went, as fractions of it.
 
     Args:
         timers: means per poll over this iteration, as :meth:`CommonPolicyEvaluator.get_timers` gives them.
         seconds: its wall-clock time.
+        num_workers: how many evaluators sampled beside the local one; the fractions are of their time then.
 
     Returns:
-        ``time/env_share``, ``time/infer_share``, ``time/process_share``, and ``time/learn_share``: the rest.
+        ``time/env_share``, ``time/infer_share``, ``time/process_share``, and the rest: ``time/learn_share``, or with
+        workers ``time/other_share``.
     """
     polls = timers.get("sampler/polls", 0)
     if not polls or seconds <= 0:
         return {}
     names = {"env": "env_ms", "infer": "infer_ms", "process": "processing_ms"}
-    shares = {
-        f"time/{name}_share": timers[f"sampler/{timer}"] * polls / 1000 / seconds for name, timer in names.items()
-    }
-    shares["time/learn_share"] = max(0.0, 1.0 - sum(shares.values()))
+    total_ms = 1000 * seconds * max(1, num_workers)
+    shares = {f"time/{name}_share": timers[f"sampler/{timer}"] * polls / total_ms for name, timer in names.items()}
+    shares["time/other_share" if num_workers else "time/learn_share"] = max(0.0, 1.0 - sum(shares.values()))
     return shares

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlsample.errors import ConfigError
+from rlsample.evaluation.evaluator_server import check_num_workers
 from rlsample.settings import option
 
 __all__ = ["OutputSettings", "TrainSettings"]
@@ -15,10 +16,12 @@ __all__ = ["OutputSettings", "TrainSettings"]
 class TrainSettings:
     """What is trained, and until when."""
 
-    algo: str = option("ppo", "the algorithm: ppo or a2c")
+    algo: str = option("ppo", "the algorithm: ppo, a2c or a3c")
     env: Any = option("CartPole-v1", "a Gymnasium id; from Python anything as_base_env takes")  # noqa: RUF009
     num_envs: int = option(8, "slots: sub-envs stepped together")
-    num_workers: int = option(0, "remote evaluators beside the local one; only 0 so far")
+    num_workers: int | None = option(
+        None, "evaluators in processes that sample for the local one; none: as the algorithm likes (a3c 2, others 0)"
+    )
     seed: int = option(0, "seeds envs, policy and minibatches; the same seed gives the same run")
     stop_return: float | None = option(None, "stop once the mean return of the last 100 episodes is this or more")
     max_steps: int = option(100_000, "stop after this many env steps; schedules end there")
@@ -28,8 +31,8 @@ class TrainSettings:
         for name, least in (("num_envs", 1), ("max_steps", 1), ("torch_threads", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} must be at least {least}, not {getattr(self, name)}")
-        if self.num_workers != 0:
-            raise ConfigError(f"num_workers={self.num_workers}: remote evaluators are not built yet; use num_workers=0")
+        if self.num_workers is not None:
+            check_num_workers(self.num_workers)
         if self.stop_return is not None and self.stop_return != self.stop_return:
             raise ConfigError("stop_return is NaN; give a number or none")
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rlsample.algorithms.build import build_evaluator, child_seed
+from rlsample.algorithms.build import build_evaluators, child_seed
+from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.run_config import RunConfig, configure, env_name
 from rlsample.algorithms.run_folder import RunFolder, find_run, load_state, read_config
 from rlsample.algorithms.torch_threads import torch_threads
@@ -21,10 +22,9 @@ from rlsample.algorithms.train_result import TrainResult, time_shares
 from rlsample.algorithms.train_settings import TrainSettings
 from rlsample.algorithms.video import check_video, film
 from rlsample.errors import ConfigError
-from rlsample.evaluation import EvaluatorSet
+from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.metrics import MetricsWindow
-from rlsample.optimizers import SyncSamplesOptimizer
 from rlsample.policy import TorchPolicy
 
 __all__ = ["Trainer", "train"]
@@ -91,10 +91,13 @@ class Trainer:
             check_video(config.train.env)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch_threads(config.train.torch_threads))
-            self.evaluator = build_evaluator(config, callbacks=callbacks)
-            stack.callback(self.evaluator.close)
+            self.evaluators = build_evaluators(config, callbacks)
+            stack.callback(self.evaluators.close)
+            assert isinstance(self.evaluators.local, CommonPolicyEvaluator)
+            self.evaluator = self.evaluators.local
+            self._algorithm = find_algorithm(config.train.algo)
             seed = child_seed(config.train.seed, "minibatches")
-            self.optimizer = SyncSamplesOptimizer(EvaluatorSet(self.evaluator), config.learning, seed=seed)
+            self.optimizer = self._algorithm.make_optimizer(self.evaluators, config.learning, seed)
             stack.callback(self.optimizer.close)
             if state is not None:
                 self._restore(state)
@@ -137,7 +140,7 @@ class Trainer:
         started = perf_counter()
         stats = self.optimizer.step()
         seconds = perf_counter() - started
-        self.window.add(self.evaluator.get_metrics())
+        self.window.add(self.evaluators.get_metrics())
         self.iteration += 1
         result = self._result(stats, seconds, self.seconds + seconds)
         if self._callbacks is not None:
@@ -164,6 +167,7 @@ class Trainer:
             raise ConfigError("this run has no folder to save to: set out")
         state = {
             "evaluator": self.evaluator.get_state(),
+            "workers": self.evaluators.get_remote_states() if self._algorithm.idle_between_steps else [],
             "optimizer": self.optimizer.save(),
             "window": self.window.get_state(),
             "iteration": self.iteration,
@@ -195,9 +199,13 @@ class Trainer:
         self._closing.close()
 
     def _restore(self, state: Mapping[str, Any]) -> None:
-        if state["evaluator"]["sampler"] is None:
-            log.warning("the checkpoint has no state of the env: episodes start anew, the rest goes on as it was")
         self.evaluator.set_state(state["evaluator"])
+        workers = state.get("workers", [])
+        all_there = len(workers) == self.evaluators.num_remote
+        if all_there:
+            self.evaluators.set_remote_states(workers)
+        if not all_there or any(one["sampler"] is None for one in workers or [state["evaluator"]]):
+            log.warning("the checkpoint has no state of the envs: episodes start anew, the rest goes on as it was")
         self.optimizer.restore(state["optimizer"])
         self.window.set_state(state["window"])
         self.iteration, self.seconds = state["iteration"], state["seconds"]
@@ -206,7 +214,7 @@ class Trainer:
     def _result(self, stats: Mapping[str, float], seconds: float, elapsed: float) -> dict[str, Any]:
         rollout = {tag: None if value != value else value for tag, value in self.window.summary().items()}
         self.episodes, self.return_mean = int(rollout["rollout/episodes"] or 0), rollout["rollout/ep_rew_mean"]
-        timers = self.evaluator.get_timers()
+        timers = self.evaluators.get_timers()
         result: dict[str, Any] = {
             "time/iterations": self.iteration,
             "time/total_timesteps": self.env_steps,
@@ -221,7 +229,7 @@ class Trainer:
             settings = policy.settings
             result["train/learning_rate"] = settings.learning_rate * policy.remaining(settings.lr_schedule)
         result.update(timers)
-        result.update(time_shares(timers, seconds))
+        result.update(time_shares(timers, seconds, self.evaluators.num_remote))
         return result
 
     def _stop_reason(self) -> str | None:

@@ -29,11 +29,13 @@ its preset for the env, the config file, the flags.
 def config_reference() -> str:
     """The whole page, as Markdown."""
     parts = [_HEAD]
-    shared = [name for name in sections_of("ppo") if name != "policy"]
-    for section in shared:
-        parts.append(_section(f"## {section}", "ppo", section))
-    for algo in ALGORITHMS:
-        parts.append(_section(f"## policy, {algo}", algo, "policy"))
+    for section in sections_of("ppo"):
+        owners: dict[type, list[str]] = {}
+        for algo in ALGORITHMS:
+            owners.setdefault(sections_of(algo)[section], []).append(algo)
+        for algos in owners.values():
+            heading = f"## {section}" if len(owners) == 1 else f"## {section}, {', '.join(algos)}"
+            parts.append(_section(heading, algos[0], section))
     parts.append("## Presets\n")
     for algo, algorithm in ALGORITHMS.items():
         parts.append(_preset(f"### {algo}", algorithm.defaults))

@@ -96,10 +96,10 @@ def _all_options() -> list[click.Parameter]:
                 if field.name in types:
                     found.setdefault(field.name, (section, field, types[field.name]))
                     owners.setdefault(field.name, []).append(algo)
-    return [
-        _make_option(section, field, hint, "" if len(owners[name]) == len(ALGORITHMS) else f" ({owners[name][0]} only)")
-        for name, (section, field, hint) in found.items()
-    ]
+    only = {
+        name: "" if len(algos) == len(ALGORITHMS) else f" ({', '.join(algos)} only)" for name, algos in owners.items()
+    }
+    return [_make_option(section, field, hint, only[name]) for name, (section, field, hint) in found.items()]
 
 
 def _make_option(section: str, field: dataclasses.Field[Any], hint: Any, only: str) -> _SettingOption:

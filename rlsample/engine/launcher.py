@@ -16,19 +16,24 @@ from rlsample.engine.nursery import NurseryLink, python_command, serve
 from rlsample.engine.pump import Pump
 from rlsample.errors import ConfigError
 
-__all__ = ["Launcher", "check_start_method"]
+__all__ = ["Launcher", "check_start_method", "check_start_method_name"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PATIENCE_S = 1.0
 _METHODS = ("forkserver", "spawn", "fork")
 
 
+def check_start_method_name(start_method: str) -> None:
+    """ConfigError if there is no such method."""
+    if start_method not in _METHODS:
+        raise ConfigError(f"start_method {start_method!r}: must be one of {', '.join(_METHODS)}")
+
+
 def check_start_method(start_method: str) -> None:
     """ConfigError if this system cannot start workers that way, or ``fork`` would not be safe now."""
     if sys.platform == "win32":
         raise ConfigError("ProcessEngine needs Linux or macOS; use ThreadEngine on Windows")
-    if start_method not in _METHODS:
-        raise ConfigError(f"start_method {start_method!r}: must be one of {', '.join(_METHODS)}")
+    check_start_method_name(start_method)
     if start_method != "fork":
         return
     others = [t.name for t in threading.enumerate() if t is not threading.current_thread()]

@@ -26,7 +26,7 @@ from rlsample.engine.call_future import CallFuture, wait_for_futures
 from rlsample.engine.channel import BUILD, BUILT, CALL, CLOSE, CLOSED, ERROR, Channel, Frames, Message
 from rlsample.engine.engine import Engine, Future, Handle
 from rlsample.engine.failures import describe_exit, died, unpack_exception
-from rlsample.engine.launcher import Launcher, check_start_method
+from rlsample.engine.launcher import Launcher, check_start_method, check_start_method_name
 from rlsample.engine.pump import Pump
 from rlsample.engine.shared_blocks import BlockPool
 from rlsample.engine.shared_value import SharedValue
@@ -53,6 +53,7 @@ class ProcessSettings:
     close_timeout_s: float = option(2.0, "how long workers may take to close their objects before they are killed")
 
     def __post_init__(self) -> None:
+        check_start_method_name(self.start_method)
         if self.threads_per_worker < 1 or not self.close_timeout_s >= 0:
             raise ConfigError(
                 "threads_per_worker must be at least 1 and close_timeout_s at least 0, not "

@@ -278,6 +278,23 @@ class EvaluatorSet:
             timers.append(get_local())
         return _mean_timers(timers)
 
+    def get_remote_states(self) -> list[Any]:
+        """``get_state`` of each remote evaluator, after what it does now."""
+        return self._ask_all("get_state")
+
+    def set_remote_states(self, states: Sequence[Any]) -> None:
+        """Continues from :meth:`get_remote_states`; they go on with the weights of then until the next broadcast.
+
+        Raises:
+            ConfigError: not one state for each.
+        """
+        if len(states) != len(self.remote):
+            raise ConfigError(f"{len(states)} states for {len(self.remote)} remote evaluators")
+        requests = Requests(self)
+        for worker, state in enumerate(states):
+            requests.ask(worker, "set_state", state)
+        _in_order(requests)
+
     # ------------------------------------------------------------------ health and lifetime
 
     def alive(self) -> list[bool]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from rlsample.algorithms.presets import ALGORITHMS
-from rlsample.algorithms.run_config import option_types
+from rlsample.algorithms.run_config import option_types, sections_of
 from rlsample.cli.config_docs import config_reference
 from rlsample.cli.train_command import train
 
@@ -25,10 +25,12 @@ def test_every_option_is_a_flag_with_its_help():
                 assert flags[name].section == section
                 assert flags[name].help
     assert "(ppo only)" in flags["clip_range"].help
+    assert "(ppo, a2c only)" in flags["minibatch_size"].help
+    assert "(a3c only)" in flags["grads_per_step"].help
     assert "only)" not in flags["gamma"].help
     done = CliRunner().invoke(train, ["--help"])
     headings = [line for line in done.output.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings == ["Command:", "Train:", "Output:", "Envs:", "Sampler:", "Policy:", "Model:", "Learning:"]
+    assert headings == ["Command:", *(f"{section.capitalize()}:" for section in sections_of("ppo"))]
 
 
 def test_every_option_has_its_line():
@@ -39,3 +41,6 @@ def test_every_option_has_its_line():
                 assert f"\n| `{name}` | " in page
     assert "| `stop_return` | a number or none | `none` | stop once the mean return" in page
     assert "### ppo on CartPole-v1" in page
+    assert "## learning, ppo, a2c\n" in page
+    assert "## learning, a3c\n" in page
+    assert "## workers\n" in page
