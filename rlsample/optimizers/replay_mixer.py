@@ -39,7 +39,7 @@ class ReplayMixer:
         self._size, self._proportion, self._rng = train_batch_size, proportion, rng
         self._fresh: list[_Held] = []
         self._fresh_rows = 0
-        self._stored: deque[_Held] = deque(maxlen=num_slots)
+        self._stored: deque[_Held] = deque(maxlen=num_slots if proportion else 0)
         self._stored_rows = 0
 
     def add(self, fragment: SampleBatch, mean_version: float, oldest_version: int) -> TrainBatch | None:
