@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,7 @@ class AtariEnv(AtariSurface):
             self._launch_complete()
 
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
-        with self._waiting, self._lock:
+        with self._turn(), self._lock:
             self._require_open()
             ids = self._states.require_resettable(env_ids)
             if not len(ids):
@@ -286,13 +287,19 @@ class AtariEnv(AtariSurface):
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
         """At least ``least`` rows, or all that can come; at most ``most``; fewer when the time is over."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        with self._turn():
+            batch = merged(self._parts(least, deadline), self._shape)
+            if most is not None and len(batch.env_ids) > most:
+                batch, rest = split(batch, most)
+                self._ready.appendleft(rest)
+            return batch
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One thread at a time waits for rows; if the env was closed meanwhile, it cleans up."""
         with self._waiting:
             try:
-                batch = merged(self._parts(least, deadline), self._shape)
-                if most is not None and len(batch.env_ids) > most:
-                    batch, rest = split(batch, most)
-                    self._ready.appendleft(rest)
-                return batch
+                yield
             finally:
                 if self._closed:
                     self._free()

@@ -15,11 +15,11 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
 from rlsample.env.base_env import BaseEnv, EnvContext
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.envpool_env import EnvPoolLike
+from rlsample.env.foreign_kinds import adapter_of, in_gymnasium_terms
 from rlsample.env.gym_envs import GymEnvs
-from rlsample.env.gymnasium_vector import GymnasiumVectorAdapter
 from rlsample.env.serving import ServingEnv, ServingEnvAdapter
 from rlsample.env.vector_env import VectorEnv
-from rlsample.env.vector_env_adapter import VectorEnvAdapter
 from rlsample.errors import ConfigError, EnvFailedError, unknown_name
 from rlsample.settings import from_options
 
@@ -27,7 +27,8 @@ __all__ = ["as_base_env"]
 
 _log = logging.getLogger("rlsample")
 _NATIVE_FROM = 8  # slots from which a vector form is faster than the loop
-_MANY = (BaseEnv, VectorEnv, GymnasiumVectorEnv, ServingEnv)
+_MANY = (BaseEnv, VectorEnv, GymnasiumVectorEnv, ServingEnv, EnvPoolLike)
+_ATARI = "atari:"
 
 Make = Callable[[EnvContext], Any]
 
@@ -47,11 +48,14 @@ def as_base_env(
         env: one of
 
             * a Gymnasium id (``"CartPole-v1"``, ``"module:Env-v0"``) or ``EnvSpec``;
+            * ``"atari:Pong-v5"``: :func:`~rlsample.env.atari.make_atari` with ``env_config`` as its options (the plain
+              id ``"ALE/Pong-v5"`` is Gymnasium's env: RGB frames, sticky actions, no preprocessing);
             * a ``gymnasium.Env`` class, or a factory: a callable that takes an ``EnvContext`` or nothing. It is called
               once per slot, and may also return a VectorEnv or BaseEnv (called once then);
             * a ``gymnasium.Env`` object, which becomes slot 0; further slots need an object that knows its spec;
-            * a :class:`~rlsample.env.vector_env.VectorEnv`, ``gymnasium.vector.VectorEnv`` or BaseEnv (returned as it
-              is); ``num_envs`` is then theirs, and may be left at 1;
+            * a :class:`~rlsample.env.vector_env.VectorEnv`, ``gymnasium.vector.VectorEnv``, EnvPool object or BaseEnv
+              (returned as it is); ``num_envs`` is then theirs, and may be left at 1;
+            * a ``dm_env.Environment``: an object, a class, or what a factory returns;
             * a :class:`~rlsample.env.ServingEnv`: its slots are its ``max_concurrent``, and ``num_envs`` says for how
               many of them a sampler counts a batch.
         num_envs: slots.
@@ -70,6 +74,9 @@ def as_base_env(
     if not _is_count(num_envs):
         raise ConfigError(f"num_envs must be an int of at least 1, got {num_envs!r}")
     seeding: dict[str, Any] = {"seed": seed, "worker_index": worker_index}
+    if isinstance(env, str) and env.startswith(_ATARI):
+        return _atari(env.removeprefix(_ATARI), num_envs, settings, seeding)
+    env = in_gymnasium_terms(env)
     if settings.backend == "process":
         return _in_workers(env, int(num_envs), settings, seeding)
     if isinstance(env, _MANY):
@@ -124,6 +131,14 @@ def _name(env: Any) -> str:
     )
 
 
+def _atari(task: str, num_envs: int, settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
+    from rlsample.env.atari import make_atari
+
+    if settings.backend != "inline" or settings.vectorize == "loop":
+        raise ConfigError(f"{_ATARI}{task} runs on C++ threads of its own: leave backend and vectorize as they are")
+    return make_atari(task, num_envs, **{**seeding, **settings.env_config})
+
+
 # ---------------------------------------------------------------------- worker processes
 
 
@@ -164,8 +179,7 @@ def _many(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[str, Any
     _refuse_config(env, settings)
     if isinstance(env, BaseEnv):
         return env
-    adapter = VectorEnvAdapter if isinstance(env, VectorEnv) else GymnasiumVectorAdapter
-    return adapter(env, settings=settings, **seeding)
+    return adapter_of(env)(env, settings=settings, **seeding)
 
 
 def _refuse_config(env: Any, settings: EnvSettings) -> None:
@@ -231,7 +245,7 @@ def _make_native(spec: EnvSpec, num_envs: int, settings: EnvSettings) -> Gymnasi
 
 def _adapt(vector: GymnasiumVectorEnv[Any, Any, Any], settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
     try:
-        return GymnasiumVectorAdapter(vector, settings=settings, **seeding)
+        return adapter_of(vector)(vector, settings=settings, **seeding)
     except BaseException:
         vector.close()
         raise
@@ -295,7 +309,7 @@ def _make_from_factory(factory: Callable[..., Any]) -> Make:
     takes_context = _takes_context(factory)
 
     def make(ctx: EnvContext) -> Any:
-        made = factory(ctx) if takes_context else factory()
+        made = in_gymnasium_terms(factory(ctx) if takes_context else factory())
         if isinstance(made, (gymnasium.Env, *_MANY)):
             return made
         if _from_old_gym(made):
