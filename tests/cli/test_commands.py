@@ -218,3 +218,21 @@ def test_a_signal_saves_and_ends(tmp_path, number, code):
     assert (tmp_path / "learning_curve.png").exists()
     resumed = call("train", "--resume", tmp_path, "--max-steps", result["env_steps"] + 1, "--json")
     assert json.loads(resumed.stdout.splitlines()[-1])["env_steps"] > result["env_steps"], resumed.output
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (("pool", "--num-envs", 4, "--num-workers", 1), {"steps_per_s", "frames_per_s"}),
+        (("straggler", "--num-envs", 2, "--mean-ms", 1), {"steps_per_s"}),
+        (("learner", "--train-batch-size", 50), {"rows_per_s", "wait_share"}),
+        (("serving", "--clients", 2), {"actions_per_s", "p50_ms", "p99_ms"}),
+    ],
+)
+def test_other_measurements(words, keys):
+    done = call("bench", *words, "--seconds", 0.1, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert keys <= found.keys()
+    assert all(found[key] >= 0 for key in keys)
+    assert found.get("steps_per_s", 1) > 0
