@@ -189,9 +189,14 @@ class _DiscreteCodec(_ArrayCodec):
         return self.rows(self.batch(actions, env_ids))
 
     def batch(self, actions: Any, env_ids: Any) -> np.ndarray:
-        if type(actions) is np.ndarray and actions.ndim == 1 and actions.dtype == self.dtype and actions.size <= 256:
-            if len(actions) == len(env_ids) and self._all_legal(actions.tolist()):
-                return actions.copy()
+        if (
+            type(actions) is np.ndarray
+            and actions.dtype == self.dtype
+            and actions.shape == (len(env_ids),)
+            and len(env_ids) <= 256
+            and self._all_legal(actions.tolist())
+        ):
+            return actions.copy()
         return super().batch(actions, env_ids)
 
     def _all_legal(self, values: list[int]) -> bool:

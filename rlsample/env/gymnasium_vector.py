@@ -60,6 +60,7 @@ class GymnasiumVectorAdapter(LockstepEnv):
     ) -> None:
         self.env = env
         self.mode = _autoreset_mode(env)
+        self.resets_by_stepping = self.mode is AutoresetMode.NEXT_STEP
         self._generic = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.copies_obs = not (type(env) in (SyncVectorEnv, AsyncVectorEnv) and env.copy)  # type: ignore[attr-defined]
         super().__init__(

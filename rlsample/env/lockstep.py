@@ -58,6 +58,7 @@ class LockstepEnv(BaseEnv):
         self._all_busy = np.full(num_envs, BUSY, np.int8).tobytes()
         self._none = np.zeros(num_envs, bool)  # shared by all batches without a first row
         self._none.flags.writeable = False
+        self._after_end: int = ENDED  # the state of a slot whose episode ends
         self._ticks = 0
         self._began = np.zeros(num_envs, np.int64)  # the tick at which the slot's episode began
         self._actions = _legal_actions(action_space, num_envs)
@@ -71,6 +72,9 @@ class LockstepEnv(BaseEnv):
 
     copies_obs = True
     """False if the arrays that ``_vector_step`` returns are never written to again."""
+
+    resets_by_stepping = False
+    """Whether a slot that ended is reset by the next step, and by nothing else."""
 
     @abstractmethod
     def _vector_reset(self) -> tuple[Tree, Mapping[int, dict[str, Any]]]:
@@ -117,15 +121,21 @@ class LockstepEnv(BaseEnv):
         ids = self._states.require_resettable(env_ids)
         return self._exclusively(self._reset_slots, ids) if len(ids) else None
 
-    def turn(self, actions: Tree) -> StepBatch:
+    def turn(self, actions: Tree, reset: bool = False) -> StepBatch:
         """``send_actions`` to every slot that waits for one, and ``poll``, in one call: for callers in step.
 
         Args:
             actions: tree [B, ...], B = num_envs; those of slots that are being reset are checked and ignored.
+            reset: slots that end are reset by the next turn, as after a ``try_reset`` that returned None. Only for an
+                env that ``resets_by_stepping``.
         """
         self._require_open()
         self._actions, self._in_parts = self._codec.checked_copy(actions, self.all_ids), False
-        return self._exclusively(self._turn)
+        self._after_end = RESETTING if reset else ENDED
+        try:
+            return self._exclusively(self._turn)
+        finally:
+            self._after_end = ENDED
 
     def reset_slots(self, slots: np.ndarray) -> StepBatch | None:
         """``try_reset`` of slots (int64[K], distinct) that had a row in the last poll, without looking them up."""
@@ -269,7 +279,7 @@ class LockstepEnv(BaseEnv):
             self._began[first] = self._ticks
         code.fill(WAITING)
         if 1 in ended.tobytes():
-            code[ended] = ENDED
+            code[ended] = self._after_end
         if dead is not None:
             code[dead] = FAILED
         return first, dead

@@ -1,8 +1,8 @@
 """The block ``[lanes, polls]`` of envs that step together, and its books, which are kept once per block.
 
-In each poll every lane gets a cell, also those whose env was only reset: such a cell is a *hole* and no row of the batch.
-What a poll brought is put on a list. When the block is full, everything else is worked out from the cells at once: which
-are rows, which episode a row belongs to, how long episodes were and what they returned.
+In each poll every lane gets a cell, also those whose env was only reset: such a cell is a *hole* and no row of the
+batch. What a poll brought is kept as it came. When the block is full, everything else is worked out from the cells at
+once: which are rows, which episode a row belongs to, how long episodes were and what they returned.
 
 Cells are numbered lane by lane, with one cell more per lane than there were polls: ``lane * (polls + 1) + column``. The
 extra cell is no row; an episode that begins after the block's last poll begins there.
@@ -84,27 +84,26 @@ class LockstepBlock(FragmentBuffer):
         self.target = length
         self.polls = 0
         self._running = running
-        self._rewards: list[np.ndarray] = []
-        self._terminated: list[np.ndarray] = []
-        self._truncated: list[np.ndarray] = []
-        self._is_first: list[np.ndarray] = []
+        polls = (self.length, len(lane_ids))
+        self._rewards = np.empty(polls, np.float32)
+        self._terminated, self._truncated, self._is_first = (np.empty(polls, bool) for _ in range(3))
         self._begun: list[tuple[int, np.ndarray]] = []  # (column, lanes): episodes that begin without a hole before
 
     def add(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, is_first: np.ndarray) -> None:
-        """The outcome of the current column, all [lanes], raw. Kept, not copied. The next column becomes current."""
-        self._rewards.append(rewards)
-        self._terminated.append(terminated)
-        self._truncated.append(truncated)
-        self._is_first.append(is_first)
-        self.polls += 1
-        self._together = self.polls
+        """The outcome of the current column, all [lanes], raw. The next column becomes current."""
+        poll = self.polls
+        self._rewards[poll] = rewards
+        self._terminated[poll] = terminated
+        self._truncated[poll] = truncated
+        self._is_first[poll] = is_first
+        self.polls = self._together = poll + 1
 
     def begin(self, lanes: np.ndarray) -> None:
         """New episodes begin in these lanes with the current column. After a hole that goes without saying."""
         self._begun.append((self.polls, lanes))
 
     def add_finals_before(self, lanes: np.ndarray, obs: Tree) -> None:
-        """``obs`` [K, ...] is what followed these lanes' last cells. Needed where no hole comes next, which holds it."""
+        """``obs`` [K, ...] is what followed these lanes' last cells. Only needed where no hole follows, to hold it."""
         if self.polls:
             self.add_finals(lanes * self.length + self.polls - 1, obs)
 
@@ -112,8 +111,14 @@ class LockstepBlock(FragmentBuffer):
         """Whether some lane has ``target`` rows; holes are none."""
         if self.polls < self.target:
             return False
-        holes = np.sum(self._is_first, axis=0)
-        return self.polls - int(holes.min()) >= self.target
+        return self.polls - int(self._is_first[: self.polls].sum(0).min()) >= self.target
+
+    def grow(self) -> None:
+        super().grow()
+        self._rewards, self._terminated, self._truncated, self._is_first = (
+            np.concatenate([x, np.empty_like(x)])
+            for x in (self._rewards, self._terminated, self._truncated, self._is_first)
+        )
 
     def runs(self) -> Runs:
         """The episodes of the block. New ones are numbered by poll, then those after holes first, then by lane."""
@@ -145,10 +150,9 @@ class LockstepBlock(FragmentBuffer):
         """Lengths and returns of the episodes that ended, and of those that run."""
         count, stride = len(self._lane_ids), self.polls + 1
         rewards = np.zeros((count, stride))
-        if self.polls:
-            rewards[:, :-1] = np.array(self._rewards).T
+        rewards[:, :-1] = self._rewards[: self.polls].T
         returns = runs.returns + np.add.reduceat(rewards.reshape(-1), runs.cells)
-        over = np.array(self._terminated, bool) | np.array(self._truncated, bool)
+        over = self._terminated[: self.polls] | self._truncated[: self.polls]
         columns, lanes = np.divmod(over.reshape(-1).nonzero()[0], count)
         cells = lanes * stride + columns
         run = runs.cells.searchsorted(cells, "right") - 1
@@ -165,11 +169,12 @@ class LockstepBlock(FragmentBuffer):
 
     def write_outcomes(self, clip: Callable[[np.ndarray], np.ndarray] | None, flags: bool) -> None:
         """Fills the columns of rewards, clipped, and of both flags, which hold False until then."""
-        rewards = np.array(self._rewards)
+        polls = self.polls
+        rewards = self._rewards[:polls]
         self._grid(REWARDS)[:] = (rewards if clip is None else clip(rewards)).T
         if flags:
-            self._grid(TERMINATED)[:] = np.array(self._terminated).T
-            self._grid(TRUNCATED)[:] = np.array(self._truncated).T
+            self._grid(TERMINATED)[:] = self._terminated[:polls].T
+            self._grid(TRUNCATED)[:] = self._truncated[:polls].T
 
     def build_block(self, runs: Runs, seen: Tree, first_fragment_id: int) -> SampleBatch:
         """A batch of all lanes' rows, lane by lane. Takes the arrays along: this block is used up.
@@ -181,7 +186,7 @@ class LockstepBlock(FragmentBuffer):
         """
         count, polls = len(self._lane_ids), self.polls
         grid = np.zeros((count, polls + 1), bool)
-        np.logical_not(np.array(self._is_first).T, out=grid[:, :polls])
+        np.logical_not(self._is_first[:polls].T, out=grid[:, :polls])
         valid = grid.reshape(-1)
         upto = valid.cumsum()  # of a row's cell: 1 + the row's number in the batch
         lengths = grid.sum(1)
@@ -202,7 +207,7 @@ class LockstepBlock(FragmentBuffer):
         return SampleBatch(batch, NextObs(numbers, extra), lengths[lengths > 0])
 
     def _extra_obs(self, grid: np.ndarray, seen: Tree) -> tuple[np.ndarray, Tree]:
-        """Row cells whose next observation is no row's own, and those observations. Of two for one cell the later holds.
+        """Row cells whose next observation is no row's own, and those observations; of two for a cell the later holds.
 
         What follows a lane's last row was seen last; what follows an end stands in the hole after it, or was added.
         """
@@ -221,7 +226,7 @@ class LockstepBlock(FragmentBuffer):
 
     def _holes_in_order(self) -> tuple[np.ndarray, np.ndarray]:
         """(columns, lanes) of the holes, by column, then lane: int64[H] each."""
-        return np.divmod(np.array(self._is_first, bool).reshape(-1).nonzero()[0], len(self._lane_ids))
+        return np.divmod(self._is_first[: self.polls].reshape(-1).nonzero()[0], len(self._lane_ids))
 
     def _rows_of(self, grid: np.ndarray) -> dict[str, Tree]:
         room = np.zeros((len(grid), self.length), bool)

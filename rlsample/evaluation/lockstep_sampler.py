@@ -61,6 +61,8 @@ class LockstepSampler(Sampler):
         super().__init__(env, policy, settings, worker_index, callbacks)
         self.episodes = _BlockTracker(self._slots, worker_index, callbacks)
         self._at_once = settings.horizon is not None or self.episodes.calls_back
+        # A horizon ends episodes of which the env knows nothing: those are to be reset one by one.
+        self._turns_reset = env.resets_by_stepping and not self._at_once
 
     def _new_buffer(self) -> LockstepBlock:
         length = self.settings.rollout_fragment_length
@@ -88,14 +90,15 @@ class LockstepSampler(Sampler):
     def _turn(self) -> None:
         ids, obs = self._waiting
         if not len(ids):
-            return self._await_first(obs)
+            self._await_first(obs)
+            return
         started = perf_counter()
         out = self.policy.act(obs, self.settings.explore)
         acted = perf_counter()
         self._write_choice(self._slots, obs, out.actions, out.extras)
         actions = self.to_env(out.actions)
         sent = perf_counter()
-        batch = self.env.turn(actions)
+        batch = self.env.turn(actions, self._turns_reset)
         polled = perf_counter()
         timers = self.timers
         timers.polls += 1
@@ -128,10 +131,12 @@ class LockstepSampler(Sampler):
         if renewed is not None:
             self._end_softly(self._slots, obs, renewed)
         over = batch.terminated | truncated
-        return self._reset_ended(obs, over) if TRUE in over.tobytes() else (self._slots, obs)
+        if TRUE not in over.tobytes():
+            return self._slots, obs
+        return ((~over).nonzero()[0], obs) if self._turns_reset else self._reset_ended(obs, over)
 
     def _keep_up(self, batch: StepBatch) -> tuple[np.ndarray, np.ndarray | None]:
-        """Tells the tracker of a poll; returns the truncated flags, and the slots whose episode ends softly, or None."""
+        """Tells the tracker of a poll; returns the truncated flags, and the slots that end softly (None: no slot)."""
         slots, episodes, renewed = self._slots, self.episodes, None
         truncated = batch.truncated
         episodes.add(slots, batch.rewards)

@@ -195,9 +195,9 @@ def test_an_action_outside_the_space_steps_nothing_and_the_block_goes_on():
     block = make(LockstepSampler, [[(3, "term")]] * 2, AutoresetMode.NEXT_STEP, rollout_fragment_length=6)
     turn, calls = block.env.turn, []
 
-    def wrong_once(actions):
+    def wrong_once(actions, reset=False):
         calls.append(len(calls))
-        return turn(actions + 7 if len(calls) == 3 else actions)
+        return turn(actions + 7 if len(calls) == 3 else actions, reset)
 
     block.env.turn = wrong_once
     with plain.env, block.env:
