@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -39,6 +40,11 @@ def build_evaluators(config: RunConfig, callbacks: Callbacks | None = None) -> E
 
 
 def _build_numbered(config: RunConfig, callbacks: Callbacks | None, worker_index: int) -> CommonPolicyEvaluator:
+    """Number 0 learns, on the first of the optimizer's ``devices`` if it has some; the others sample on the CPU."""
+    devices = getattr(config.learning, "devices", None)
+    device = "cpu" if worker_index else devices[0] if devices and devices != ("cpu",) else None
+    if device is not None and hasattr(config.policy, "device"):
+        config = dataclasses.replace(config, policy=dataclasses.replace(config.policy, device=device))
     return build_evaluator(config, callbacks=callbacks, worker_index=worker_index)
 
 

@@ -166,7 +166,7 @@ class Trainer:
         if store is None:
             raise ConfigError("this run has no folder to save to: set out")
         state = {
-            "evaluator": self.evaluator.get_state(),
+            "evaluator": self.optimizer.between_updates(self.evaluator.get_state),
             "workers": self.evaluators.get_remote_states() if self._algorithm.idle_between_steps else [],
             "optimizer": self.optimizer.save(),
             "window": self.window.get_state(),

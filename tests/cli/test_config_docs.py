@@ -24,8 +24,9 @@ def test_every_option_is_a_flag_with_its_help():
                 assert f"--{name.replace('_', '-')}" in flags[name].opts
                 assert flags[name].section == section
                 assert flags[name].help
-    assert "(ppo only)" in flags["clip_range"].help
-    assert "(ppo, a2c only)" in flags["minibatch_size"].help
+    assert "(ppo only)" in flags["clip_range_schedule"].help
+    assert "(ppo, appo only)" in flags["clip_range"].help
+    assert "(ppo, a2c only)" in flags["standardize_fields"].help
     assert "(a3c only)" in flags["grads_per_step"].help
     assert "only)" not in flags["gamma"].help
     done = CliRunner().invoke(train, ["--help"])

@@ -1,0 +1,38 @@
+"""IMPALA and APPO through the train loop: presets, devices, checkpoints."""
+
+import pytest
+
+from rlsample.algorithms import Trainer, configure, train
+from rlsample.optimizers import AsyncSamplesOptimizer
+
+SMALL = {"env": "CartPole-v1", "num_workers": 1, "num_envs": 2, "hidden": (16,), "seed": 5}
+
+
+def test_impala_goes_on_from_its_checkpoint(tmp_path):
+    out = str(tmp_path / "run")
+    first = train(algo="impala", max_steps=4000, out=out, **SMALL)
+    assert first.env_steps >= 4000
+    with Trainer.resume(out, max_steps=8000) as trainer:
+        assert isinstance(trainer.optimizer, AsyncSamplesOptimizer)
+        assert trainer.env_steps == first.env_steps
+        updates = trainer.evaluator.policy.version
+        assert updates > 1
+        result = trainer.step()
+        assert result["train/n_updates"] > updates
+        assert trainer.run().env_steps >= 8000
+
+
+@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
+def test_appo_with_loaders(devices):
+    result = train(algo="appo", max_steps=3000, num_data_loader_buffers=2, devices=devices, **SMALL)
+    assert result.stopped_by == "max_steps"
+
+
+def test_the_learner_has_the_devices_and_samplers_the_cpu():
+    from rlsample.algorithms.build import _build_numbered
+
+    config = configure(algo="impala", devices=("meta",), num_data_loader_buffers=1, device="cpu", **SMALL)
+    with _build_numbered(config, None, 1) as sampler:
+        assert sampler.policy.settings.device == "cpu"
+    with pytest.raises(Exception, match="meta"):  # torch has no numbers there: that device was asked for
+        _build_numbered(config, None, 0)
