@@ -24,7 +24,7 @@ from rlsample.tree import Tree, assign, gather, map_tree
 __all__ = ["LockstepEnv"]
 
 _CLOSE_WAIT_S = 0.4
-_FLOAT32 = np.dtype(np.float32)
+_BOOL, _FLOAT32 = np.dtype(bool), np.dtype(np.float32)
 
 
 class LockstepEnv(BaseEnv):
@@ -56,6 +56,7 @@ class LockstepEnv(BaseEnv):
         self._states = SlotStates(num_envs)
         self.all_ids = self._states.all_ids
         self._all_busy = np.full(num_envs, BUSY, np.int8).tobytes()
+        self._all_resetting = np.full(num_envs, RESETTING, np.int8)  # numpy compares arrays faster than with a number
         self._none = np.zeros(num_envs, bool)  # shared by all batches without a first row
         self._none.flags.writeable = False
         self._after_end: int = ENDED  # the state of a slot whose episode ends
@@ -239,7 +240,7 @@ class LockstepEnv(BaseEnv):
         if waiting == self.num_envs:
             return self._step(None)
         if waiting + codes.count(RESETTING) == self.num_envs:
-            return self._step(code == RESETTING)
+            return self._step(code == self._all_resetting)
         code[code == WAITING] = BUSY
         return self._poll()
 
@@ -254,7 +255,7 @@ class LockstepEnv(BaseEnv):
             terminated = _flags(terminated, "terminated", self.num_envs, asked)
             truncated = _flags(truncated, "truncated", self.num_envs, asked)
             if unasked is not None:
-                rewards[unasked] = 0
+                rewards[unasked.nonzero()[0]] = 0
                 if failures:
                     failures = {s: f for s, f in failures.items() if not unasked[s]}
             ended = terminated | truncated
@@ -276,7 +277,7 @@ class LockstepEnv(BaseEnv):
             first = unasked
             if FAILED in code.tobytes():
                 first, dead = code == RESETTING, code == FAILED
-            self._began[first] = self._ticks
+            self._began[first.nonzero()[0]] = self._ticks
         code.fill(WAITING)
         if 1 in ended.tobytes():
             code[ended] = self._after_end
@@ -371,12 +372,12 @@ class LockstepEnv(BaseEnv):
 
 def _flags(flags: Any, name: str, count: int, asked: np.ndarray | None) -> np.ndarray:
     """bool[count], a copy; False where not ``asked`` (bool[count]; None: all are)."""
-    array = flags if type(flags) is np.ndarray else np.array(flags)
-    if array.shape != (count,) or array.dtype.kind not in "biu":
-        raise SpaceError(f"{name} is of shape {array.shape} and {array.dtype}, expected bool[{count}]")
-    if array.dtype.kind != "b":
-        array = array.astype(bool)
-    return array.copy() if asked is None else array & asked
+    if type(flags) is not np.ndarray or flags.dtype != _BOOL or flags.shape != (count,):
+        array = np.array(flags)
+        if array.shape != (count,) or array.dtype.kind not in "biu":
+            raise SpaceError(f"{name} is of shape {array.shape} and {array.dtype}, expected bool[{count}]")
+        flags = array.astype(bool)
+    return flags.copy() if asked is None else flags & asked
 
 
 def _legal_actions(space: gymnasium.Space[Any], count: int) -> Tree:

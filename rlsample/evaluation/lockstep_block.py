@@ -17,10 +17,12 @@ import numpy as np
 
 from rlsample.evaluation.fragment_buffer import FragmentBuffer
 from rlsample.sample_batch import (
+    ACTIONS,
     ENV_ID,
     EPS_ID,
     FRAGMENT_ID,
     OBS,
+    POLICY_VERSION,
     REWARDS,
     TERMINATED,
     TRUNCATED,
@@ -28,7 +30,7 @@ from rlsample.sample_batch import (
     SampleBatch,
     T,
 )
-from rlsample.tree import Tree, concat, map_tree
+from rlsample.tree import Tree, assign, concat, map_tree
 
 __all__ = ["BlockBooks", "LockstepBlock", "Runs"]
 
@@ -85,9 +87,19 @@ class LockstepBlock(FragmentBuffer):
         self.polls = 0
         self._running = running
         polls = (self.length, len(lane_ids))
+        self._versions = np.empty(self.length, np.int64)
         self._rewards = np.empty(polls, np.float32)
         self._terminated, self._truncated, self._is_first = (np.empty(polls, bool) for _ in range(3))
         self._begun: list[tuple[int, np.ndarray]] = []  # (column, lanes): episodes that begin without a hole before
+
+    def write_choice(self, obs: Tree, actions: Tree, extras: Mapping[str, np.ndarray], version: int) -> None:
+        """What the policy saw in the current column, and what it chose, all [lanes, ...]; copied."""
+        cells, columns = slice(self.polls, None, self.length), self.columns
+        assign(columns[OBS], cells, obs)
+        assign(columns[ACTIONS], cells, actions)
+        for name, values in extras.items():
+            columns[name][cells] = values
+        self._versions[self.polls] = version
 
     def add(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray, is_first: np.ndarray) -> None:
         """The outcome of the current column, all [lanes], raw. The next column becomes current."""
@@ -115,10 +127,9 @@ class LockstepBlock(FragmentBuffer):
 
     def grow(self) -> None:
         super().grow()
-        self._rewards, self._terminated, self._truncated, self._is_first = (
-            np.concatenate([x, np.empty_like(x)])
-            for x in (self._rewards, self._terminated, self._truncated, self._is_first)
-        )
+        for name in ("_versions", "_rewards", "_terminated", "_truncated", "_is_first"):
+            kept = getattr(self, name)
+            setattr(self, name, np.concatenate([kept, np.empty_like(kept)]))
 
     def runs(self) -> Runs:
         """The episodes of the block. New ones are numbered by poll, then those after holes first, then by lane."""
@@ -168,9 +179,10 @@ class LockstepBlock(FragmentBuffer):
         return BlockBooks((returns[run], lengths, lanes, runs.eps_ids[run]), running)
 
     def write_outcomes(self, clip: Callable[[np.ndarray], np.ndarray] | None, flags: bool) -> None:
-        """Fills the columns of rewards, clipped, and of both flags, which hold False until then."""
+        """Fills the columns of versions, of rewards, clipped, and of both flags, which hold False until then."""
         polls = self.polls
         rewards = self._rewards[:polls]
+        self._grid(POLICY_VERSION)[:] = self._versions[:polls]
         self._grid(REWARDS)[:] = (rewards if clip is None else clip(rewards)).T
         if flags:
             self._grid(TERMINATED)[:] = self._terminated[:polls].T
@@ -188,22 +200,23 @@ class LockstepBlock(FragmentBuffer):
         grid = np.zeros((count, polls + 1), bool)
         np.logical_not(self._is_first[:polls].T, out=grid[:, :polls])
         valid = grid.reshape(-1)
-        upto = valid.cumsum()  # of a row's cell: 1 + the row's number in the batch
+        no_rows = (~valid).nonzero()[0]
         lengths = grid.sum(1)
-        columns = self.columns if polls == self.length and upto[-1] == count * polls else self._rows_of(grid)
-        env_ids = np.repeat(self._lane_ids, lengths)
-        firsts = upto[runs.cells] - valid[runs.cells]
+        full = polls == self.length and len(no_rows) == count
+        columns = self.columns if full else self._rows_of(grid)
+        env_ids = self._lane_ids.repeat(lengths)
+        firsts = runs.cells - no_rows.searchsorted(runs.cells)  # rows before
         spans = np.append(firsts[1:], len(env_ids)) - firsts
         numbers = np.arange(1, len(env_ids) + 1)
         batch = {
             **columns,
             ENV_ID: env_ids,
             FRAGMENT_ID: env_ids + first_fragment_id,
-            EPS_ID: np.repeat(runs.eps_ids, spans),
-            T: numbers + np.repeat(runs.t - firsts - 1, spans),
+            EPS_ID: runs.eps_ids.repeat(spans),
+            T: numbers + (runs.t - firsts - 1).repeat(spans),
         }
         cells, extra = self._extra_obs(grid, seen)
-        numbers[upto[cells] - 1] = np.arange(-1, -1 - len(cells), -1)
+        numbers[cells - no_rows.searchsorted(cells)] = np.arange(-1, -1 - len(cells), -1)
         return SampleBatch(batch, NextObs(numbers, extra), lengths[lengths > 0])
 
     def _extra_obs(self, grid: np.ndarray, seen: Tree) -> tuple[np.ndarray, Tree]:

@@ -95,7 +95,7 @@ class LockstepSampler(Sampler):
         started = perf_counter()
         out = self.policy.act(obs, self.settings.explore)
         acted = perf_counter()
-        self._write_choice(self._slots, obs, out.actions, out.extras)
+        self._buffer.write_choice(obs, out.actions, out.extras, self.policy.version)
         actions = self.to_env(out.actions)
         sent = perf_counter()
         batch = self.env.turn(actions, self._turns_reset)
