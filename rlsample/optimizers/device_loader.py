@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import time
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ class Slot:
 
     Attributes:
         number: of the batch in it, as the queue counts; -1: none yet.
-        batch: that batch, as it came.
+        batch: that batch; without its fragments, once these are copied.
     """
 
     index: int
@@ -99,6 +100,7 @@ class DeviceLoader:
             self._timers.add("slot_wait", waited - started)
             self._timers.add("batch_wait", taken - waited)
             self._target.load(slot.index, slot.batch.fragments)
+            slot.batch = dataclasses.replace(slot.batch, fragments=())  # copied: their memory can be used again
             self._set(slot, SlotState.READY)
 
     def _take_free(self) -> Slot:
