@@ -21,7 +21,7 @@ from typing import Any
 
 from rlsample.env.pool.messages import Channel
 
-__all__ = ["NUM_FDS_MAX", "die_with_parent", "main", "python_command", "worker_main"]
+__all__ = ["NUM_FDS_MAX", "count_threads", "die_with_parent", "main", "python_command", "worker_main"]
 
 NUM_FDS_MAX = 8
 _PR_SET_PDEATHSIG = 1
@@ -51,8 +51,7 @@ def main(argument: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=given["fd"])
     if given["forks"]:
-        import rlsample.env.convert  # loaded here once, for every fork
-        import rlsample.env.pool.pool_worker  # noqa: F401
+        import rlsample.env.pool.pool_worker  # noqa: F401  loaded here once, for every fork
     _Nursery(sock, given["forks"], given["parent"]).run()
     os._exit(0)
 
@@ -67,11 +66,20 @@ def worker_main(argument: str) -> None:
     run_worker(given["plan"], given["fds"])
 
 
+def count_threads() -> int:
+    """Threads of this process, those of C libraries included; 1 where the system does not say."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
 class _Nursery:
     def __init__(self, sock: socket.socket, forks: bool, parent: int) -> None:
         self.sock, self.forks, self.parent = sock, forks, parent
         self.channel = Channel(sock)
         self.children: set[int] = set()
+        self.loaded: dict[str, Any] | None = None  # the plans, which every fork finds in its memory
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
         os.set_blocking(self.wake_write, False)
@@ -104,11 +112,27 @@ class _Nursery:
             if message[1] in self.children:  # else it was reaped, and the number may be another process by now
                 os.kill(message[1], signal.SIGKILL)
             return
-        pid = self.fork(message[1], list(fds)) if self.forks else self.spawn(message[1], list(fds))
+        plan = message[1]
+        if self.forks and self.loaded is None:
+            self.load(plan, fds[2])
+        pid = self.fork({**plan, **(self.loaded or {})}, list(fds)) if self.forks else self.spawn(plan, list(fds))
         self.children.add(pid)
         for fd in fds:
             os.close(fd)
         self.channel.send(("started", pid))
+
+    def load(self, plan: dict[str, Any], fd: int) -> None:
+        """Loads what the plans need, once. Threads that come with it rule out forking: fresh interpreters then."""
+        from rlsample.env.pool.pool_worker import read_plans, warm_up
+
+        warm_up()
+        try:
+            envs, loop = read_plans(fd, plan["config"])
+            self.loaded = {"envs": envs, "loop": loop}
+        except Exception:
+            self.loaded = {}  # a worker will find out for itself, and tell
+        if count_threads() > 1:
+            self.forks = False
 
     def fork(self, plan: dict[str, Any], fds: list[int]) -> int:
         nursery = os.getpid()

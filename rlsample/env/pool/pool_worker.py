@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NoReturn
 
+import gymnasium
 import numpy as np
 
 from rlsample.env.pool.messages import Channel, pack_failure
@@ -33,13 +35,15 @@ from rlsample.env.pool.shared_block import (
     MemoryFile,
     SlotBlock,
 )
-from rlsample.env.pool.slot_runner import SlotRunner
+from rlsample.env.pool.slot_runner import EnvPlan, SlotRunner
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, fence, store_barrier
+from rlsample.env.spaces import ActionCodec, nonfinite_rows
 from rlsample.errors import EnvFailedError, RlsampleError
 
-__all__ = ["LoopPlan", "run_worker"]
+__all__ = ["LoopPlan", "read_plans", "run_worker", "warm_up"]
 
 _PUBLISH_EVERY_S = 200e-6  # first come: how much work may be done before its rows are shown
+_GLOBAL_SEED = 1 << 33  # spawn-key address, out of the way of slots and policies
 _LOOK_UP_EVERY_S = 20e-3  # ordered: how much work may be done before a wish to close is noticed
 
 
@@ -64,7 +68,8 @@ def run_worker(plan: dict[str, Any], fds: list[int]) -> NoReturn:
 
     Args:
         plan: ``worker``, ``slots`` (first, stop), ``config`` and ``spaces`` (places in the second memory file; spaces
-            are None at first), ``cpus`` (or None), and in a forked worker ``envs`` and ``loop``, the plans themselves.
+            are None at first), ``cpus`` (or None), and, where a fork has them in its memory already, ``envs`` and
+            ``loop``, the plans themselves.
         fds: the pipe, the shared memory, the memory file with the plans, this worker's doorbell (one or two), the
             pool's.
     """
@@ -90,6 +95,25 @@ def run_worker(plan: dict[str, Any], fds: list[int]) -> NoReturn:
         os._exit(code)  # no interpreter shutdown: it might wait for threads of an env
 
 
+def warm_up() -> None:
+    """Has numpy load what it only loads when it is needed."""
+    ActionCodec(gymnasium.spaces.Discrete(2)).to_env(np.zeros(1, np.int64))
+    nonfinite_rows(np.zeros(1, np.float32))
+
+
+def read_plans(fd: int, place: tuple[int, int]) -> tuple[EnvPlan, LoopPlan]:
+    """The plans that the pool wrote; loads the modules they need."""
+    return pickle.loads(MemoryFile(fd).read(*place))
+
+
+def _seed_global_generators(seed: int | None, worker_index: int, first_slot: int) -> None:
+    """Makes the global generators of ``random`` and numpy differ between workers, which a fork would not."""
+    entropy = np.random.SeedSequence(seed, spawn_key=(_GLOBAL_SEED, worker_index, first_slot))
+    first, second = (int(word) for word in entropy.generate_state(2))
+    random.seed(first)
+    np.random.seed(second)
+
+
 class _Worker:
     def __init__(self, plan: dict[str, Any], fds: list[int]) -> None:
         self.plan = plan
@@ -99,16 +123,21 @@ class _Worker:
         self.bell, self.pool_bell = (
             Doorbell(tuple(half)) for half in (bells[: len(bells) // 2], bells[len(bells) // 2 :])
         )
+        self.loop: LoopPlan
         self.step_s = self.reset_s = 0.0  # what one slot's step and reset take
 
     def run(self) -> None:
         plan = self.plan
         try:
-            envs, self.loop = (plan["envs"], plan["loop"]) if "envs" in plan else self.read(plan["config"])
+            if "envs" in plan:
+                envs, self.loop = plan["envs"], plan["loop"]
+            else:
+                envs, self.loop = read_plans(self.papers.fd, plan["config"])
         except Exception as e:
             self.refuse(_cannot_load(e, plan["slots"][0]))
         lines = ControlLines(self.memory, self.loop.num_workers)
         self.common, self.line = lines.common, lines.workers[plan["worker"]]
+        _seed_global_generators(envs.seed, envs.worker_index, plan["slots"][0])
         self.runner = SlotRunner(envs, range(*plan["slots"]), self.line)
         try:
             if plan["spaces"] is None:

@@ -307,6 +307,53 @@ def _slow_to_build(ctx):
     return CountEnv()
 
 
+def test_a_module_that_starts_threads_is_not_forked(tmp_path):
+    (tmp_path / "threaded.py").write_text(
+        "import threading\n"
+        "from rlsample.testing import CountEnv\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "class Mine(CountEnv):\n"
+        "    def threads(self): return threading.active_count()\n"
+    )
+    code = """
+        import sys
+        sys.path.insert(0, {folder!r})
+        from rlsample.env import as_base_env
+        from threaded import Mine
+        with as_base_env(Mine, 2, backend="process", pool=dict(num_workers=2)) as env:
+            print(env.call("threads"), flush=True)  # a fork would have lost the thread
+    """
+    process, line = run_script(code.format(folder=str(tmp_path)))
+    out = process.communicate(timeout=20)
+    assert (line, process.returncode) == ("[2, 2]", 0), out
+
+
+class Dicing(CountEnv):
+    def dice(self):
+        import random
+
+        return random.random(), float(np.random.random())
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_global_generators_differ_between_workers_and_not_between_runs(method):
+    import cloudpickle
+
+    before = np.random.get_state()[1].tolist()
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # pytest imports test modules under names of its own
+    try:
+        runs = []
+        for _ in range(2):
+            pool = {"num_workers": 2, "start_method": method}
+            with as_base_env(lambda ctx: Dicing(), 2, backend="process", pool=pool, seed=4) as env:
+                runs.append(env.call("dice"))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert runs[0] == runs[1]
+    assert len({number for pair in runs[0] for number in pair}) == 4
+    assert np.random.get_state()[1].tolist() == before
+
+
 def test_functions_of_the_main_module_can_be_sent():
     body = """
         import gymnasium, numpy as np
