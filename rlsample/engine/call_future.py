@@ -67,9 +67,15 @@ def wait_for_futures(
     waiter: Waiter, futures: Sequence[Any], num_ready: int, timeout_s: float | None
 ) -> tuple[list[Future], list[Future]]:
     """:meth:`Engine.wait` for futures of this kind."""
-    waiter.poll()
     wanted = min(num_ready, len(futures))
-    waiter.wait_for(lambda: sum(future.order is not None for future in futures) >= wanted, timeout_s)
+
+    def ready() -> bool:
+        return sum(future.order is not None for future in futures) >= wanted
+
+    if ready():
+        waiter.poll()  # others may have come in since
+    else:
+        waiter.wait_for(ready, timeout_s)
     done: list[Any] = []
     pending: list[Any] = []
     for future in futures:

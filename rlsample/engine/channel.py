@@ -1,9 +1,9 @@
 """Messages between an engine and its worker process, over a socket pair and shared blocks.
 
 Copies of an array's bytes, from the object that is sent to the array that arrives:
-up to 32 KiB per message two, both by the kernel (into the socket and out of it); above that one, by the sender into a
-shared block, whose memory the arrays that arrive are. While eight blocks are still in use by arrays that came earlier
-(the receiver keeps them), larger messages go through the socket too.
+up to 32 KiB per message three, into the socket, out of it, and from a read-ahead buffer; above that one, by the sender
+into a shared block, whose memory the arrays that arrive are. While eight blocks are still in use by arrays that came
+earlier (the receiver keeps them), larger messages go through the socket too, in two copies.
 
     header    bytes of the envelope, number of descriptors, bytes of the payload
     envelope  marshalled: kind, call id, name, sizes of the parts, block (0: payload follows), freed and lost blocks
@@ -37,6 +37,7 @@ _HEADER = struct.Struct("<IIQ")
 _MAX_BLOCKS = 8
 _MAX_PARTS = 200  # of one sendmsg
 _FD_SPACE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_READ_AHEAD = 1 << 16
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -85,6 +86,7 @@ class Channel:
         self._messages: collections.deque[Message] = collections.deque()
         self._reader = self._read()
         self._wanted = next(self._reader)
+        self._ahead = memoryview(bytearray(_READ_AHEAD))
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------------ sending
@@ -159,8 +161,13 @@ class Channel:
             EOFError: the other end is gone.
         """
         while not self._messages:
-            self._advance()
+            self._receive_some()
         return self._messages.popleft()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether :meth:`receive` returns at once."""
+        return bool(self._messages)
 
     def feed(self) -> list[Message]:
         """All messages that are there now (on a socket that does not block).
@@ -169,8 +176,8 @@ class Channel:
             EOFError: the other end is gone, and everything it sent was given out.
         """
         try:
-            while True:
-                self._advance()
+            while self._receive_some():
+                pass
         except BlockingIOError:
             pass
         except EOFError:
@@ -180,20 +187,36 @@ class Channel:
         self._messages.clear()
         return found
 
-    def _advance(self) -> None:
-        """Reads once; a message that is complete goes to the list."""
-        wanted = self._wanted
-        if len(wanted):
-            try:
-                got, ancillary, _, _ = self.sock.recvmsg_into([wanted], _FD_SPACE, _CLOEXEC)
-            except (ConnectionResetError, BrokenPipeError):
-                got, ancillary = 0, []
-            for level, kind, data in ancillary:
-                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    self._fds.extend(array.array("i", data[: len(data) - len(data) % 4]))
-            if not got:
-                raise EOFError("the other process is gone")
-            self._wanted = wanted[got:]
+    def _receive_some(self) -> bool:
+        """Reads once, as much as there is; whole messages go to the list. Whether there may be more to read now.
+
+        Small pieces are read together into a buffer, and copied from there: a system call costs more than the copy.
+        """
+        direct = len(self._wanted) >= len(self._ahead)
+        target = self._wanted if direct else self._ahead
+        try:
+            got, ancillary, _, _ = self.sock.recvmsg_into([target], _FD_SPACE, _CLOEXEC)
+        except (ConnectionResetError, BrokenPipeError):
+            got, ancillary = 0, []
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(array.array("i", data[: len(data) - len(data) % 4]))
+        if not got:
+            raise EOFError("the other process is gone")
+        if direct:
+            self._fill(got)
+        else:
+            arrived = target[:got]
+            while len(arrived):
+                part = min(len(arrived), len(self._wanted))
+                self._wanted[:part] = arrived[:part]
+                arrived = arrived[part:]
+                self._fill(part)
+        return bool(ancillary) or got == len(target)  # the kernel ends a reading where descriptors come
+
+    def _fill(self, count: int) -> None:
+        """``count`` bytes of what is wanted are there."""
+        self._wanted = self._wanted[count:]
         while not len(self._wanted):
             self._wanted = next(self._reader)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rlsample.engine.nursery import NurseryLink, python_command, serve
 from rlsample.engine.pump import Pump
-from rlsample.errors import ConfigError
+from rlsample.errors import ConfigError, WorkerDiedError
 
 __all__ = ["Launcher", "check_start_method", "check_start_method_name"]
 
@@ -72,6 +72,7 @@ class Launcher:
         self._link: NurseryLink | None = None
         self._nursery: subprocess.Popen[bytes] | _ForkedProcess | None = None
         self._running: set[int] = set()
+        self._closed = False
         self._lock = threading.Lock()
         if start_method == "fork":
             self._start_nursery()  # while it is safe
@@ -81,10 +82,13 @@ class Launcher:
 
         Raises:
             ConfigError: the nursery cannot be started.
+            WorkerDiedError: the launcher is closed.
         """
         lost: set[int] = set()
         try:
             with self._lock, sock:
+                if self._closed:
+                    raise WorkerDiedError("this ProcessEngine is closed")
                 for attempt in (1, 2):
                     if self._link is None:
                         self._start_nursery()
@@ -164,6 +168,7 @@ class Launcher:
     def close(self) -> None:
         """Ends the nursery and what still runs; waits for that, bounded in time. Idempotent."""
         with self._lock:
+            self._closed = True
             lost = self._drop_nursery()
         self._tell(lost)
 

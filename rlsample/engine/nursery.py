@@ -25,6 +25,7 @@ import socket
 import struct
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,8 @@ def serve(sock: socket.socket, forks: bool, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         _Nursery(sock, forks, parent).run()
+    except BaseException:
+        traceback.print_exc()
     finally:
         os._exit(0)
 

@@ -55,7 +55,7 @@ class _Worker:
         while True:
             if not self.calls and not self.ending:
                 self.take_in(self.channel.receive())
-            while self.poller.poll(0):  # a post overtakes calls that wait
+            while self.channel.has_message or self.poller.poll(0):  # a post overtakes calls that wait
                 self.take_in(self.channel.receive())
             self.deliver_posts()
             if self.ending:

@@ -14,7 +14,7 @@ from rlsample.engine.shared_blocks import Block, BlockPool
 __all__ = ["INLINE_MAX_BYTES", "Posts", "SharedValue"]
 
 INLINE_MAX_BYTES = 32 * 1024
-"""Up to here the bytes go through the socket (two copies by the kernel), above through shared memory (one, our own)."""
+"""Up to here the bytes go through the socket, above through shared memory."""
 
 
 class SharedValue:

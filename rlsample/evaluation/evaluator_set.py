@@ -97,8 +97,10 @@ class EvaluatorSet:
         self._episodes: collections.deque[Any] = collections.deque(maxlen=_MAX_UNREAD)
         self._timers: collections.deque[dict[str, float]] = collections.deque(maxlen=_MAX_UNREAD)
         self._closed = False
-        self._round = Requests(self)
-        self._round_ready: dict[int, SampleBatch] = {}
+        # What comes with a round's samples is merged in the evaluators' order, not in that of arrival: sums of floats
+        # depend on it, and a seed shall decide a run.
+        self._round = Requests(self, absorb=lambda result: (result, None))
+        self._round_ready: dict[int, Any] = {}
 
     @classmethod
     def create(
@@ -233,7 +235,7 @@ class EvaluatorSet:
             while worker not in self._round_ready:
                 for answer in self._round.take():
                     self._round_ready[answer.worker] = answer.value
-            yield self._round_ready.pop(worker)
+            yield self.absorb(self._round_ready.pop(worker))[0]
 
     def absorb(self, result: Any) -> tuple[Any, int | None]:
         """Takes in what came with a remote result.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsample.engine.engine import Future, Handle
@@ -52,10 +53,14 @@ class Requests:
                 requests.ask(answer.worker)
 
     One thread at a time. Episodes, filter statistics and timers that come with samples go to the set.
+
+    Args:
+        absorb: what a result passes on its way into an answer; the default is the set's own.
     """
 
-    def __init__(self, evaluators: EvaluatorSet) -> None:
+    def __init__(self, evaluators: EvaluatorSet, absorb: Callable[[Any], tuple[Any, int | None]] | None = None) -> None:
         self._evaluators = evaluators
+        self._absorb = absorb or evaluators.absorb
         self._requests: dict[Future, _Request] = {}
         self._ready: collections.deque[Answer] = collections.deque()
 
@@ -96,7 +101,7 @@ class Requests:
         for future in done:
             request = self._requests.pop(future)
             try:
-                value, version = self._evaluators.absorb(future.result(0.0))
+                value, version = self._absorb(future.result(0.0))
             except WorkerDiedError as e:
                 try:
                     self._ask_again(request, future.handle, e)

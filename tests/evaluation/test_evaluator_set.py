@@ -145,6 +145,22 @@ def test_rounds_are_in_order_and_an_error_loses_no_batch(engine: Any):
         assert ids == [1_000_006, 2_000_006]
 
 
+def test_what_comes_with_a_round_is_in_order_also_if_the_last_is_first():
+    class Late(RowEvaluator):
+        others_done = threading.Event()
+
+        def sample(self) -> Any:
+            if self.worker_index == 1:
+                assert self.others_done.wait(20)
+            else:
+                self.others_done.set()
+            return super().sample()
+
+    with EvaluatorSet.create(Late, 2, ThreadEngine(copies=False)) as evaluators:
+        list(evaluators.sample_round())
+        assert [episode.worker_index for episode in evaluators.get_metrics()] == [1, 2]
+
+
 def test_requests_keep_the_answers_of_others_when_one_raises():
     class Fails(RowEvaluator):
         def sample(self) -> Any:
