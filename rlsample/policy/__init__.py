@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rlsample.policy.a2c import A2CPolicy, A2CSettings
     from rlsample.policy.appo import APPOPolicy, APPOSettings
     from rlsample.policy.distributions import ActionDistribution, make_distribution
+    from rlsample.policy.dqn import DQNPolicy, DQNSettings
     from rlsample.policy.gae import compute_gae, discounted_returns
     from rlsample.policy.impala import IMPALAPolicy, IMPALASettings
     from rlsample.policy.model_settings import ModelSettings
@@ -26,6 +27,8 @@ __all__ = [
     "APPOSettings",
     "ActOutput",
     "ActionDistribution",
+    "DQNPolicy",
+    "DQNSettings",
     "IMPALAPolicy",
     "IMPALASettings",
     "ModelSettings",
@@ -49,6 +52,8 @@ _MODULES = {
     "APPOSettings": "appo",
     "ActOutput": "policy",
     "ActionDistribution": "distributions",
+    "DQNPolicy": "dqn",
+    "DQNSettings": "dqn",
     "IMPALAPolicy": "impala",
     "IMPALASettings": "impala",
     "ModelSettings": "model_settings",
