@@ -1,8 +1,9 @@
 """How many fragments per second one driver takes from process workers: `python benchmarks/driver_rate.py --json`.
 
 The evaluators are fakes that make their rows in microseconds, so that the driver and the way between are what is
-measured. ``driver_us_per_fragment`` is the driver's own CPU time: its inverse is the most that it can take, however many
-workers there are. Rows have ten columns, about 60 bytes.
+measured. ``driver_us_per_fragment`` is the driver's own CPU time: its inverse is the most that it can take, with any
+number of workers. Rows have ten columns, about 60 bytes.
+
 """
 
 from __future__ import annotations
