@@ -226,11 +226,8 @@ class DQNPolicy(TorchPolicy):
         d_advantages[rows, chosen] = d_q
         d_values = np.zeros(batch.count, np.float32)
         if self.settings.dueling:
-            share = (
-                np.full(advantages.shape, 1 / self._num_choices)
-                if allowed is None
-                else allowed / allowed.sum(1)[:, None]
-            )
+            everything = np.ones_like(d_advantages)
+            share = everything / self._num_choices if allowed is None else allowed / allowed.sum(1, keepdims=True)
             d_advantages -= (share * d_q[:, None]).astype(np.float32)
             d_values = d_q
         self.model_pass.backward(d_advantages, d_values)
