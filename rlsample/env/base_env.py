@@ -18,7 +18,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
@@ -27,6 +27,7 @@ from rlsample.tree import Tree
 
 __all__ = ["BaseEnv", "EnvContext", "StepBatch", "slot_seed"]
 
+E = TypeVar("E", bound="BaseEnv")
 _NONE: Mapping[int, Any] = {}
 
 
@@ -177,7 +178,7 @@ class BaseEnv(ABC):
         """The user's env objects, by slot, where they live in this process; else an empty list."""
         return []
 
-    def __enter__(self) -> BaseEnv:
+    def __enter__(self: E) -> E:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -16,6 +16,7 @@ from rlsample.sample_batch import SampleBatch
 __all__ = ["PolicyEvaluator"]
 
 R = TypeVar("R")
+E = TypeVar("E", bound="PolicyEvaluator")
 
 
 class PolicyEvaluator(ABC):
@@ -78,7 +79,7 @@ class PolicyEvaluator(ABC):
         """Frees what the evaluator owns. Idempotent."""
         return
 
-    def __enter__(self) -> PolicyEvaluator:
+    def __enter__(self: E) -> E:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -11,6 +11,7 @@ from rlsample.evaluation.evaluator_set import EvaluatorSet
 __all__ = ["PolicyOptimizer"]
 
 R = TypeVar("R")
+P = TypeVar("P", bound="PolicyOptimizer")
 
 
 class PolicyOptimizer(ABC):
@@ -56,7 +57,7 @@ class PolicyOptimizer(ABC):
         """Ends what the optimizer started. Idempotent, bounded in time."""
         return
 
-    def __enter__(self) -> PolicyOptimizer:
+    def __enter__(self: P) -> P:
         return self
 
     def __exit__(self, *exc: object) -> None:
