@@ -11,7 +11,7 @@ import click
 
 from rlsample.cli.error_boundary import short_errors
 
-__all__ = ["atari", "bench", "learner", "pool", "sampling", "serving", "straggler"]
+__all__ = ["atari", "bench", "learner", "measurement", "pool", "sampling", "serving", "straggler"]
 
 
 @click.group()
