@@ -76,7 +76,10 @@ def as_base_env(
     seeding: dict[str, Any] = {"seed": seed, "worker_index": worker_index}
     if isinstance(env, str) and env.startswith(_ATARI):
         return _atari(env.removeprefix(_ATARI), num_envs, settings, seeding)
-    env = in_gymnasium_terms(env)
+    return _converted(in_gymnasium_terms(env), num_envs, settings, seeding)
+
+
+def _converted(env: Any, num_envs: int, settings: EnvSettings, seeding: dict[str, Any]) -> BaseEnv:
     if settings.backend == "process":
         return _in_workers(env, int(num_envs), settings, seeding)
     if isinstance(env, _MANY):
@@ -92,7 +95,7 @@ def as_base_env(
     elif _from_old_gym(env):
         raise _old_gym(env)
     elif callable(env):
-        made, make = _call_once(_make_from_factory(env), num_envs, settings, worker_index)
+        made, make = _call_once(_make_from_factory(env), num_envs, settings, seeding["worker_index"])
         if isinstance(made, _MANY):
             return _many(made, num_envs, dataclasses.replace(settings, env_config={}), seeding)
     else:
