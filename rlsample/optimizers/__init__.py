@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from rlsample.optimizers.multi_device_support import MultiDeviceSupport
     from rlsample.optimizers.multi_gpu_optimizer import MultiGPUOptimizer, MultiGPUSettings
     from rlsample.optimizers.policy_optimizer import PolicyOptimizer
+    from rlsample.optimizers.replay_buffer import PrioritizedReplayBuffer, PrioritySettings, ReplayBuffer
+    from rlsample.optimizers.sync_batch_replay_optimizer import SyncBatchReplayOptimizer, SyncBatchReplaySettings
+    from rlsample.optimizers.sync_replay_optimizer import SyncReplayOptimizer, SyncReplaySettings
     from rlsample.optimizers.sync_samples_optimizer import SyncSamplesOptimizer, SyncSamplesSettings
 
 __all__ = [
@@ -30,6 +33,13 @@ __all__ = [
     "MultiGPUOptimizer",
     "MultiGPUSettings",
     "PolicyOptimizer",
+    "PrioritizedReplayBuffer",
+    "PrioritySettings",
+    "ReplayBuffer",
+    "SyncBatchReplayOptimizer",
+    "SyncBatchReplaySettings",
+    "SyncReplayOptimizer",
+    "SyncReplaySettings",
     "SyncSamplesOptimizer",
     "SyncSamplesSettings",
 ]
@@ -48,6 +58,13 @@ _MODULES = {
     "MultiGPUOptimizer": "multi_gpu_optimizer",
     "MultiGPUSettings": "multi_gpu_optimizer",
     "PolicyOptimizer": "policy_optimizer",
+    "PrioritizedReplayBuffer": "replay_buffer",
+    "PrioritySettings": "replay_buffer",
+    "ReplayBuffer": "replay_buffer",
+    "SyncBatchReplayOptimizer": "sync_batch_replay_optimizer",
+    "SyncBatchReplaySettings": "sync_batch_replay_optimizer",
+    "SyncReplayOptimizer": "sync_replay_optimizer",
+    "SyncReplaySettings": "sync_replay_optimizer",
     "SyncSamplesOptimizer": "sync_samples_optimizer",
     "SyncSamplesSettings": "sync_samples_optimizer",
 }

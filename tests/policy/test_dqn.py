@@ -80,7 +80,7 @@ def test_gradients_and_errors_are_those_of_the_formula_by_autograd(space, duelin
     for i in range(batch.count):
         chooser = online if double_q else target
         best = max(range(3), key=lambda j: chooser[i][j].item())
-        aim = batch["nstep_returns"][i] + batch["nstep_discounts"][i] * float(target[i][best])
+        aim = batch["nstep_returns"][i] + batch["nstep_discounts"][i] * target[i][best].item()
         error = q[i][batch["actions"][i] - 5] - float(aim)
         errors.append(float(error))
         losses.append(batch["weights"][i] * torch.nn.functional.huber_loss(error, torch.zeros(())))
