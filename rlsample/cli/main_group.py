@@ -14,6 +14,7 @@ __all__ = ["COMMANDS", "LazyGroup", "main"]
 COMMANDS = {
     "train": ("rlsample.cli.train_command:train", "Train a policy on an env."),
     "eval": ("rlsample.cli.eval_command:evaluate", "Play episodes with a trained policy."),
+    "envs": ("rlsample.cli.envs_command:envs", "List the envs that can be made by name."),
     "bench": ("rlsample.cli.bench_command:bench", "Measure speed."),
 }
 

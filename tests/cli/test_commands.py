@@ -236,3 +236,16 @@ def test_other_measurements(words, keys):
     assert keys <= found.keys()
     assert all(found[key] >= 0 for key in keys)
     assert found.get("steps_per_s", 1) > 0
+
+
+def test_envs_lists_what_can_be_made():
+    found = json.loads(call("envs", "--json").stdout)
+    by_id = {record["id"]: record for record in found}
+    assert by_id["CartPole-v1"]["installed"]
+    assert by_id["CartPole-v1"]["vector"]
+    assert by_id["CartPole-v1"]["max_episode_steps"] == 500
+    assert [r["id"] for r in json.loads(call("envs", "mountaincar", "--json").stdout)] == [
+        "MountainCar-v0",
+        "MountainCarContinuous-v0",
+    ]
+    assert "Pendulum-v1" in call("envs", "pendulum").stdout
