@@ -170,10 +170,12 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                         requests = self._look_around()
                         if not requests.owed:
                             self._start_or_refuse()
-                        enough = self._enough(least)
+                        group = self._group_in_turn()
+                        enough = requests.enough_for(group) if group else self._enough(least)
                         over = deadline is not None and time.monotonic() >= deadline
-                        if requests.num_published() >= enough or (over and not self.ordered):
-                            return self._take(most)
+                        there = enough == 0 if group else requests.num_published() >= enough
+                        if there or (over and not self.ordered):
+                            return self._take(group, most)
                         if over:
                             return requests.empty()
                     self._sleep(enough, deadline)
@@ -189,12 +191,11 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                 while True:
                     with self._lock:
                         requests = self._look_around()
-                        ready = requests.ready()
-                        if ready.issuperset(slots):
+                        enough = requests.enough_for(slots)
+                        if enough == 0:
                             batch = requests.take(slots)
                             order = {slot: k for k, slot in enumerate(slots)}
                             return reorder(batch, np.argsort([order[slot] for slot in batch.env_ids.tolist()]))
-                        enough = requests.num_published() + len(set(slots) - ready)
                     self._sleep(enough, None)
             except Exception:
                 self._raise_if_torn_down()
@@ -224,22 +225,26 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             raise self._states.nothing_pending()
 
     def _enough(self, least: int) -> int:
-        """How many published rows there must be before some can be given out; more is never needed."""
+        """How many published rows there must be before some can be given out."""
         requests = self._requests
         if not requests.owed:
             return self.num_envs + 1  # there are only restarts that are not due yet
-        if not self._groups:
-            return min(least, requests.owed) - requests.num_unpublished()
+        return min(least, requests.owed) - requests.num_unpublished()
+
+    def _group_in_turn(self) -> list[int]:
+        """What the next group that owes something owes; empty without groups, or if nothing is owed."""
+        requests = self._requests
+        if not self._groups or not requests.owed:
+            return []
         while not (owing := requests.owing(self._groups[self._turn])):
             self._turn = (self._turn + 1) % len(self._groups)
-        return requests.num_published() + len(set(owing) - requests.ready())
+        return owing
 
-    def _take(self, most: int | None) -> StepBatch:
-        requests = self._requests
-        if self._groups:
-            group, self._turn = self._groups[self._turn], (self._turn + 1) % len(self._groups)
-            return requests.take(requests.ready().intersection(group))
-        return requests.take_some(most)
+    def _take(self, group: list[int], most: int | None) -> StepBatch:
+        if not group:
+            return self._requests.take_some(most)
+        self._turn = (self._turn + 1) % len(self._groups)
+        return self._requests.take(group)
 
     # ------------------------------------------------------------------ waiting and watching
 
@@ -332,9 +337,9 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
 
 def _groups(slots: list[range], count: int) -> list[list[int]]:
-    """The slots in groups that each have a share of every worker."""
+    """The slots in groups that each have a share of every worker, as far as that goes."""
     groups: list[list[int]] = [[] for _ in range(count)]
-    for mine in slots:
+    for w, mine in enumerate(slots):
         for k, slot in enumerate(mine):
-            groups[k * count // len(mine)].append(slot)
+            groups[(w + k) % count].append(slot)
     return [group for group in groups if group]

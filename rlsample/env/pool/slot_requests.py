@@ -167,6 +167,12 @@ class SlotRequests:
         published = np.flatnonzero(self._block.done != self._block.taken).tolist()
         return {*published, *self.failed_now, *self._awaited_now()}
 
+    def enough_for(self, slots: list[int]) -> int:
+        """How many published rows there have to be before these slots can all be taken; 0: they can be now."""
+        published = np.flatnonzero(self._block.done != self._block.taken).tolist()
+        missing = set(slots).difference(published, self.failed_now, self._awaited_now())
+        return len(published) + len(missing) if missing else 0
+
     def owing(self, slots: Iterable[int]) -> list[int]:
         """Those of these slots that owe a row, or have one to be taken."""
         code = self._states.code
