@@ -59,6 +59,7 @@ class LockstepSampler(Sampler):
 
     def __init__(self, env: Any, policy: Any, settings: Any, worker_index: int = 0, callbacks: Any = None) -> None:
         super().__init__(env, policy, settings, worker_index, callbacks)
+        self._elsewhere_s = 0.0  # of this call of sample: in the policy and in the env
         self.episodes = _BlockTracker(self._slots, worker_index, callbacks)
         self._at_once = settings.horizon is not None or self.episodes.calls_back
         # A horizon ends episodes of which the env knows nothing: those are to be reset one by one.
@@ -71,6 +72,7 @@ class LockstepSampler(Sampler):
         return LockstepBlock(self._allocate, self._slots, length, spare, self.episodes.get_state())
 
     def _sample_block(self) -> SampleBatch:
+        started, self._elsewhere_s = perf_counter(), 0.0
         block = self._buffer
         while not block.target_reached():
             if block.any_full():
@@ -83,6 +85,7 @@ class LockstepSampler(Sampler):
         batch = block.build_block(runs, self._waiting[1], self._fragment_ids(len(self._slots)))
         self._reset_by_stepping = batch.count < len(self._slots) * block.polls
         self._buffer = self._new_buffer()
+        self.timers.processing_s += perf_counter() - started - self._elsewhere_s
         return batch
 
     # ------------------------------------------------------------------ one turn
@@ -99,22 +102,17 @@ class LockstepSampler(Sampler):
         actions = self.to_env(out.actions)
         sent = perf_counter()
         batch = self.env.turn(actions, self._turns_reset)
-        polled = perf_counter()
-        timers = self.timers
-        timers.polls += 1
-        timers.inference_s += acted - started
-        timers.env_s += polled - sent
-        before = timers.env_s
+        self._spent(acted - started, perf_counter() - sent)
+        self.timers.polls += 1
         if batch.failures:
             self._fail(batch.failures)  # raises: no slot of a vector env can be replaced
         self._waiting = self._receive(batch)
-        timers.processing_s += perf_counter() - polled - (timers.env_s - before) + sent - acted
 
     def _await_first(self, obs: Tree) -> None:
         """Nobody can act, so every row of the next poll is a first one; ``obs``: what was seen last, if anything."""
         started = perf_counter()
         batch = self.env.poll()
-        self.timers.env_s += perf_counter() - started
+        self._spent(0.0, perf_counter() - started)
         self.timers.polls += 1
         if batch.failures:
             self._fail(batch.failures)
@@ -158,7 +156,7 @@ class LockstepSampler(Sampler):
             self.episodes.finish(ended)
         started = perf_counter()
         batch = self.env.reset_slots(ended)
-        self.timers.env_s += perf_counter() - started
+        self._spent(0.0, perf_counter() - started)
         if batch is None:  # the next step will reset them
             return (~over).nonzero()[0], obs
         if batch.failures:
@@ -194,6 +192,12 @@ class LockstepSampler(Sampler):
             self.episodes.abandon(slot)
         self._buffer = self._new_buffer()
         self.env.try_restart(np.array(list(failures)))
+
+    def _spent(self, inference_s: float, env_s: float) -> None:
+        """Time that is no processing. The timers may be drained at any moment, so the block keeps its own sum."""
+        self.timers.inference_s += inference_s
+        self.timers.env_s += env_s
+        self._elsewhere_s += inference_s + env_s
 
     def _filtered(self, obs: Tree) -> Tree:
         return self.filter(obs, update=self.settings.update_filter) if self._filters else obs
