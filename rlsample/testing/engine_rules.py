@@ -266,8 +266,10 @@ def _rule_9_posts(given: _Given) -> str:
         probes: list[Any] = [given.probe(engine), given.probe(engine)]
         for size in (3, 100_000):
             gate = given.file(f"gate-9-{size}")
+            early = None
             if given.concurrent:
                 probes[0].call("block", gate)
+                early = probes[0].call("give_kept")
             array = np.full(size, 5.0)
             for values in (np.zeros(size), array):
                 shared = engine.share({"a": values})
@@ -276,6 +278,9 @@ def _rule_9_posts(given: _Given) -> str:
             array[:] = 7
             del shared
             Path(gate).touch()
+            if early is not None:
+                seen = early.result(_PATIENCE_S)
+                _expect(9, "the newest value, for a call that waited already", seen and seen["a"].max(), 5.0)
             kept = [probe.call("give_kept").result(_PATIENCE_S)["a"] for probe in probes]
             _expect(
                 9, f"the newest of {size}, changed afterwards", [(len(k), k.max()) for k in kept], [(size, 5.0)] * 2

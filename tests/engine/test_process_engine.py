@@ -127,11 +127,15 @@ def test_the_nursery_is_killed_and_the_engine_goes_on(engine: ProcessEngine, mak
     assert [w.call("echo", 1).result(20) for w in workers] == [1, 1]
     nursery = engine._launcher._nursery
     assert nursery is not None
-    os.kill(nursery.pid, signal.SIGKILL)
     pending = [w.call("block", "/never") for w in workers]
+    ends = [os.pidfd_open(w.pid) for w in workers if w.pid is not None]
+    os.kill(nursery.pid, signal.SIGKILL)
     for i, future in enumerate(pending):
         with pytest.raises(WorkerDiedError, match=f"worker {i} ended before it answered 'block'"):
             future.result(5)
+    for fd in ends:
+        assert select.select([fd], [], [], 2.0)[0] == [fd], "a worker outlives its nursery"
+        os.close(fd)
     again = engine.replace(workers[1])
     assert again.call("identify").result(20) == (1, 1)
 
@@ -162,6 +166,38 @@ def test_a_worker_that_is_killed_while_others_wait_for_it_in_two_threads(
     assert not living.done()
     gate.touch()
     assert living.result(20) == str(gate)
+
+
+def test_what_a_worker_answered_before_it_died_counts(engine: ProcessEngine, make_probe: Any):
+    """Also if its end is heard of first."""
+    worker = engine.create(make_probe)
+    worker.call("echo", 1).result(20)
+    assert worker.pid is not None
+    end = os.pidfd_open(worker.pid)
+    answered, unanswered = worker.call("echo", 5), worker.call("exit", 3)
+    assert select.select([end], [], [], 20)[0]
+    os.close(end)
+    while not worker.gone:
+        engine._launcher._read()
+    assert answered.result(0) == 5
+    with pytest.raises(WorkerDiedError, match="exit code 3"):
+        unanswered.result(0)
+
+
+def test_a_thread_that_reads_for_others_hands_their_results_on(engine: ProcessEngine, make_probe: Any, tmp_path: Path):
+    worker, other = engine.create(make_probe), engine.create(make_probe)
+    assert [w.call("echo", 1).result(20) for w in (worker, other)] == [1, 1]
+    slow = worker.call("block", str(tmp_path / "gate"))
+    reader = threading.Thread(target=lambda: slow.result(20))
+    reader.start()
+    while not engine.pump._reading:
+        time.sleep(0.001)
+    for i in range(20):
+        assert other.call("echo", i).result(5) == i
+    assert reader.is_alive()
+    (tmp_path / "gate").touch()
+    reader.join(5)
+    assert slow.done()
 
 
 def test_full_sockets_do_not_lock_up(engine: ProcessEngine, make_probe: Any):
@@ -195,6 +231,7 @@ def test_results_that_are_kept_are_never_overwritten(engine: ProcessEngine, make
     for i in range(20, 60):
         worker.call("echo", np.full(50_000, i)).result(20)
     assert part.tolist() == [0] * 10
+    assert len(worker.channel._views._maps) <= 6  # the one in use, and a few that wait to be used again
 
 
 def test_arrays_outlive_their_worker_and_its_engine(make_probe: Any):
@@ -215,6 +252,16 @@ def test_a_shared_value_is_one_block_for_all(engine: ProcessEngine, make_probe: 
         assert [int(w.call("give_kept").result(20)["w"][-1]) for w in workers] == [version] * 3
     # Each worker keeps the last one's arrays, and may have told only with its next answer that those before are gone.
     assert len(engine.pool.blocks) <= 3
+
+
+def test_a_shared_value_stays_while_a_worker_has_it(engine: ProcessEngine, make_probe: Any):
+    keeps, other = engine.create(make_probe), engine.create(make_probe)
+    keeps.post("keep", engine.share({"w": np.full(100_000, -1)}))
+    keeps.call("echo", 1).result(20)
+    for version in range(6):
+        other.post("keep", engine.share({"w": np.full(100_000, version)}))
+        other.call("echo", 1).result(20)
+        assert set(keeps.call("give_kept").result(20)["w"].tolist()) == {-1}
 
 
 def test_a_small_shared_value_needs_no_block(engine: ProcessEngine):
