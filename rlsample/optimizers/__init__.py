@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rlsample.optimizers.async_gradients_optimizer import AsyncGradientsOptimizer, AsyncGradientsSettings
+    from rlsample.optimizers.async_replay_optimizer import AsyncReplayOptimizer, AsyncReplaySettings
     from rlsample.optimizers.async_samples_optimizer import AsyncSamplesOptimizer, AsyncSamplesSettings
     from rlsample.optimizers.device_group import DeviceGroup, DeviceSettings
     from rlsample.optimizers.learner_thread import LearnerThread
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncGradientsOptimizer",
     "AsyncGradientsSettings",
+    "AsyncReplayOptimizer",
+    "AsyncReplaySettings",
     "AsyncSamplesOptimizer",
     "AsyncSamplesSettings",
     "DeviceGroup",
@@ -47,6 +50,8 @@ __all__ = [
 _MODULES = {
     "AsyncGradientsOptimizer": "async_gradients_optimizer",
     "AsyncGradientsSettings": "async_gradients_optimizer",
+    "AsyncReplayOptimizer": "async_replay_optimizer",
+    "AsyncReplaySettings": "async_replay_optimizer",
     "AsyncSamplesOptimizer": "async_samples_optimizer",
     "AsyncSamplesSettings": "async_samples_optimizer",
     "DeviceGroup": "device_group",

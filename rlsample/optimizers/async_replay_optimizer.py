@@ -1,0 +1,274 @@
+"""Sampling, replay and learning at the same time (Ape-X)."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from rlsample.errors import ConfigError
+from rlsample.evaluation.evaluator_server import policy_version_of
+from rlsample.evaluation.evaluator_set import EvaluatorSet
+from rlsample.evaluation.policy_evaluator import PolicyEvaluator
+from rlsample.evaluation.requests import Answer, Requests
+from rlsample.optimizers.background import BackgroundThreads, Timers
+from rlsample.optimizers.batch_queue import BatchQueue
+from rlsample.optimizers.learner_thread import LearnerThread, Progress
+from rlsample.optimizers.policy_optimizer import PolicyOptimizer
+from rlsample.optimizers.replay_shards import ReplayShard, ReplaySource, replay_forever
+from rlsample.optimizers.sync_replay_optimizer import ReplaySettings, check_at_least, make_buffer
+from rlsample.settings import option
+
+__all__ = ["AsyncReplayOptimizer", "AsyncReplaySettings", "worker_epsilon"]
+
+R = TypeVar("R")
+_LOOK_S = 0.25  # how often a waiting step() looks for failures
+
+
+@dataclass(frozen=True)
+class AsyncReplaySettings(ReplaySettings):
+    """Options of :class:`AsyncReplayOptimizer`."""
+
+    train_batch_size: int = option(512, "replayed rows of one update")
+    num_replay_buffer_shards: int = option(1, "buffers; buffer_size and learning_starts are divided among them")
+    max_sample_requests_in_flight: int = option(2, "samples asked of one evaluator ahead of its answers")
+    max_replays_in_flight: int = option(4, "batches drawn from one shard that may wait for the learner")
+    learner_queue_size: int = option(16, "batches that may wait for the learner, of all shards")
+    max_weight_sync_delay: int = option(400, "rows an evaluator samples before it gets new weights")
+    per_worker_exploration: bool = option(False, "evaluator i of N keeps epsilon at 0.4 ** (1 + 7 * i / (N - 1))")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        names = ("num_replay_buffer_shards", "max_sample_requests_in_flight", "max_replays_in_flight")
+        check_at_least(self, dict.fromkeys((*names, "learner_queue_size", "max_weight_sync_delay"), 1))
+        if self.buffer_size < self.num_replay_buffer_shards:
+            raise ConfigError(
+                f"buffer_size {self.buffer_size} leaves some of {self.num_replay_buffer_shards} "
+                "num_replay_buffer_shards without a row"
+            )
+
+
+class AsyncReplayOptimizer(PolicyOptimizer):
+    """Remote evaluators sample all the time; their rows go to a replay shard drawn at random. A replay thread draws
+    batches, a learner thread trains the local evaluator on them and sends the errors back as priorities (Horgan et al.
+    2018, arXiv:1803.00933).
+
+        sampling --rows--> step() --> shards --> replay thread --batches--> queue --> learner --weights--> sampling
+                                        ^------------------- priorities ----------------'
+
+    What waits is bounded: ``max_sample_requests_in_flight`` per evaluator, and in the queue the smaller of
+    ``learner_queue_size`` and ``max_replays_in_flight`` per shard. The replay thread waits while it is full: nothing
+    that was drawn is dropped. Shards are arrays in this process. The set replaces dead evaluators.
+
+    While it runs, the local evaluator belongs to the learner thread; :meth:`between_updates` gives others a look at it.
+
+    Args:
+        seed: of the draws.
+
+    Raises:
+        ConfigError: no remote evaluator, or settings that cannot work.
+    """
+
+    def __init__(
+        self, evaluators: EvaluatorSet, settings: AsyncReplaySettings | None = None, seed: int | None = 0
+    ) -> None:
+        super().__init__(evaluators)
+        self.settings = s = settings or AsyncReplaySettings()
+        if not evaluators.num_remote:
+            raise ConfigError("asynchronous replay needs remote evaluators: set num_workers to 1 or more")
+        self.num_updates = self.num_weight_syncs = 0
+        choices, *draws = np.random.SeedSequence(seed).spawn(1 + s.num_replay_buffer_shards)
+        self._rng = np.random.default_rng(choices)
+        num = s.num_replay_buffer_shards
+        self.shards = [
+            ReplayShard(make_buffer(s, draw, s.buffer_size // num), s.learning_starts // num) for draw in draws
+        ]
+        self._timers = Timers()
+        self._threads = BackgroundThreads()
+        self._queue = BatchQueue(self._threads, min(s.learner_queue_size, num * s.max_replays_in_flight))
+        self._requests = Requests(evaluators)
+        version = None if policy_version_of(evaluators.local) is None else self._policy_version
+        source = ReplaySource(evaluators.local, self._queue, self.shards)
+        self._learner = LearnerThread(self._threads, source, version, timers=self._timers)
+        self._rows_since = [0] * evaluators.num_remote  # each evaluator last got weights
+        self._published = -1
+        self._restarts_seen = 0
+        self._all_asked = self._started = False
+        self._since = (time.perf_counter(), 0, 0)
+        self._lag = (0.0, 0, 0)  # sum over rows, rows, max
+
+    def _policy_version(self) -> int:
+        return policy_version_of(self.evaluators.local) or 0
+
+    # ------------------------------------------------------------------ one step
+
+    def step(self) -> dict[str, float]:
+        """Takes what evaluators have sampled until the learner has made an update since the last call; its statistics
+        are means. Before learning starts: one round of samples, and no statistics.
+
+        Raises:
+            LearnerError: the learner or the replay thread failed; the cause is chained.
+            WorkerDiedError: an evaluator died and the set's budget for replacements is used up.
+            Exception: what an evaluator raised in ``sample``.
+        """
+        try:
+            self._threads.check()
+            if not self._started:
+                self._start()
+            wanted = self.evaluators.num_remote
+            taken = self._collect(0.0)
+            while not (progress := self._learner.drain()).num_updates:
+                if taken >= wanted and not any(shard.ready() for shard in self.shards):
+                    break
+                taken += self._collect(_LOOK_S)
+        except BaseException:
+            self._account(self._learner.drain())
+            raise
+        return self._account(progress)
+
+    def _start(self) -> None:
+        self._started = True
+        self.evaluators.sync_weights()
+        self._published = self._learner.version()
+        self._explore()
+        self._learner.start()
+        s = self.settings
+        work = functools.partial(
+            replay_forever, self._threads, self.shards, self._queue, s.train_batch_size, self._beta, self._timers
+        )
+        self._threads.start("replay", work)
+        self._since = (time.perf_counter(), self.num_steps_sampled, self.num_steps_trained)
+
+    def _beta(self) -> float:
+        return self.settings.beta(self.num_steps_sampled)
+
+    def _explore(self) -> None:
+        self._restarts_seen = self.evaluators.num_restarts
+        if self.settings.per_worker_exploration:
+            self.evaluators.foreach_evaluator_with_index(
+                functools.partial(_set_epsilon, num_workers=self.evaluators.num_remote)
+            )
+
+    def _collect(self, timeout_s: float) -> int:
+        """Takes what evaluators have finished, and asks them again; returns how many answers there were."""
+        if not self._all_asked:
+            self._ask_all()
+        began = time.perf_counter()
+        try:
+            answers = self._requests.take(1, timeout_s)
+        except BaseException:
+            self._all_asked = False  # that request is gone; the next step asks again
+            raise
+        self._timers.add("sample_wait", time.perf_counter() - began)
+        self._threads.check()
+        if self.evaluators.num_restarts != self._restarts_seen:
+            self._explore()
+        for answer in answers:
+            self._take(answer)
+            self._requests.ask(answer.worker)
+        return len(answers)
+
+    def _ask_all(self) -> None:
+        for worker in range(self.evaluators.num_remote):
+            for _ in range(self.settings.max_sample_requests_in_flight - self._requests.in_flight(worker)):
+                self._requests.ask(worker)
+        self._all_asked = True
+
+    def _take(self, answer: Answer) -> None:
+        batch = answer.value
+        self.num_steps_sampled += batch.count
+        began = time.perf_counter()
+        shard = self.shards[int(self._rng.integers(len(self.shards)))]
+        shard.add(batch)
+        with self._threads.condition:
+            self._threads.condition.notify_all()  # the replay thread may wait for rows
+        self._timers.add("add", time.perf_counter() - began)
+        self._rows_since[answer.worker] += batch.count
+        if self._rows_since[answer.worker] >= self.settings.max_weight_sync_delay:
+            self._rows_since[answer.worker] = 0
+            if self._published != self._learner.version():
+                self._learner.between_updates(self._publish)
+            self.num_weight_syncs += self.evaluators.send_weights(answer.worker)
+
+    def _publish(self) -> None:
+        self.evaluators.set_progress(self.num_steps_sampled)
+        self.evaluators.publish_weights()
+        self._published = self._learner.version()
+
+    def _account(self, progress: Progress) -> dict[str, float]:
+        self.num_steps_trained += progress.num_steps_trained
+        self.num_updates += progress.num_updates
+        total, rows, most = self._lag
+        trained = progress.num_steps_trained
+        self._lag = (total + progress.lag_mean * trained, rows + trained, max(most, progress.lag_max))
+        return progress.stats
+
+    # ------------------------------------------------------------------ what others ask
+
+    def between_updates(self, work: Callable[[], R]) -> R:
+        """Runs ``work`` while no weight changes, in the learner's thread, and returns its result.
+
+        Raises:
+            LearnerError: a background thread failed, or the optimizer is closed.
+        """
+        return self._learner.between_updates(work) if self._started else work()
+
+    def stats(self) -> dict[str, float]:
+        """Counters over the whole run, ``replay_rows`` and ``replay_bytes`` now, and since the last call:
+
+        sampled_steps_per_s, trained_steps_per_s · policy_lag_mean, policy_lag_max: updates between a row's weights and
+        its use · learner_queue_size_mean: batches found waiting · learner_wait_share: part of the learner's time
+        without data · seconds: sample_wait_s and add_s of step(), replay_s, learner_wait_s and compute_s.
+
+        ``num_late_priorities``: rows that had left their shard when their priorities came back.
+        """
+        started, sampled, trained = self._since
+        seconds = max(1e-9, time.perf_counter() - started)
+        self._since = (time.perf_counter(), self.num_steps_sampled, self.num_steps_trained)
+        (lag_sum, lag_rows, lag_max), self._lag = self._lag, (0.0, 0, 0)
+        times = self._timers.drain()
+        busy, waited = times.get("compute_s", 0.0), times.get("learner_wait_s", 0.0)
+        return {
+            **super().stats(),
+            "num_updates": self.num_updates,
+            "num_weight_syncs": self.num_weight_syncs,
+            "num_dropped_batches": self._queue.num_dropped_batches,
+            "num_late_priorities": sum(shard.num_late_priorities for shard in self.shards),
+            "replay_rows": sum(len(shard) for shard in self.shards),
+            "replay_bytes": sum(shard.nbytes for shard in self.shards),
+            "learner_queue_size_mean": self._queue.mean_size(),
+            "learner_wait_share": waited / (waited + busy) if waited + busy else 0.0,
+            "evaluator_restarts": self.evaluators.num_restarts,
+            "sampled_steps_per_s": (self.num_steps_sampled - sampled) / seconds,
+            "trained_steps_per_s": (self.num_steps_trained - trained) / seconds,
+            "policy_lag_mean": lag_sum / max(1, lag_rows),
+            "policy_lag_max": lag_max,
+            **times,
+        }
+
+    def save(self) -> dict[str, Any]:
+        """Counters and the generator; replay shards are not kept."""
+        return {**super().save(), "rng": self._rng.bit_generator.state}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self._rng.bit_generator.state = state["rng"]
+
+    def close(self) -> None:
+        """Ends the threads; evaluators stay open. Idempotent, within five seconds."""
+        self._threads.close()
+
+
+def worker_epsilon(worker: int, num_workers: int) -> float:
+    """Epsilon of evaluator ``worker``, counted from 0, of ``num_workers`` (arXiv:1803.00933, section 4.1)."""
+    return float(0.4 ** (1 + 7 * worker / max(1, num_workers - 1)))
+
+
+def _set_epsilon(evaluator: PolicyEvaluator, index: int, num_workers: int) -> None:
+    fix = getattr(getattr(evaluator, "policy", None), "fix_epsilon", None)
+    if index and fix is not None:
+        fix(worker_epsilon(index - 1, num_workers))
