@@ -96,7 +96,6 @@ def _trace(
     xp: Any, rhos: Any, rewards: Any, values: Any, next_values: Any, terminated: Any, end: Any, factors: Any
 ) -> VTrace:
     gamma, rho_clip, c_clip, pg_rho_clip = factors
-    end[-1:] = True
     zero = xp.zeros_like(values)
     next_values = xp.where(terminated, zero, next_values)
     correction = rhos.clip(max=rho_clip) * (rewards + gamma * next_values - values)
@@ -109,7 +108,7 @@ def _trace(
 
 
 def _accumulated(x: Any, carry: Any) -> Any:
-    """In place, along the first axis: ``x[i] += carry[i] * x[i + 1]`` from the back; ``carry[-1]`` is 0.
+    """In place, along the first axis: ``x[i] += carry[i] * x[i + 1]`` from the back.
 
     Each pass doubles the span that a row has summed up: L rows take log2(L) passes over whole arrays.
     """

@@ -240,6 +240,29 @@ def test_a_learner_that_raises_case_26(run):
     assert alive() == []
 
 
+def test_what_was_done_before_an_error_is_counted(run):
+    """The learner fails while step() waits for samples that do not come."""
+    one = run([(5, 6, 7)], repeat=False, train_batch_size=5, learn_error=(3, FloatingPointError("nan-7")))
+    one.local.gate.clear()
+    error = []
+
+    def stepping():
+        try:
+            step_until_error(one.optimizer)
+        except LearnerError as e:
+            error.append(e)
+
+    thread = threading.Thread(target=stepping)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while one.optimizer.num_steps_sampled < 18 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    one.local.gate.set()
+    thread.join(10)
+    assert "nan-7" in str(error[0])
+    assert one.optimizer.num_steps_trained == 5 + 6
+
+
 def test_an_evaluator_that_raises_case_26(run):
     one = run([(5,)], repeat=False, error=FloatingPointError("nan-7"), train_batch_size=5)
     started = time.monotonic()

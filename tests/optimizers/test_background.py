@@ -7,6 +7,7 @@ import pytest
 from rlsample.errors import ConfigError, LearnerError
 from rlsample.optimizers.background import BackgroundThreads, Stopped, Timers
 from rlsample.optimizers.batch_queue import BatchQueue, TrainBatch
+from rlsample.optimizers.learner_thread import LearnerThread
 from rlsample.optimizers.pass_ring import PassRing
 
 
@@ -137,6 +138,45 @@ def test_queues_and_rings_of_nothing_are_refused(threads):
     for items, passes in ((0, 1), (1, 0)):
         with pytest.raises(ConfigError, match="minibatch_buffer_size and num_sgd_iter"):
             PassRing(items, passes, lambda: True, lambda: 0)
+
+
+class HalfTrained:
+    """A source whose loss sees half of each batch, such as devices with equal shares may."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def ready(self):
+        return bool(self.batches)
+
+    def take(self):
+        return self.batches.pop(0)
+
+    def batch_of(self, item):
+        return item
+
+    def train(self, item):
+        return [{"loss": 1.0}, {"loss": 3.0}], item.count // 2
+
+    def release(self, item):
+        pass
+
+
+def test_progress_is_what_the_source_trained(threads, make_batch):
+    batches = [
+        TrainBatch((make_batch(0, [8]),), 3, ((8, 0.5, 0),)),
+        TrainBatch((make_batch(8, [4]),), 4, ((4, 1.0, 1),)),
+    ]
+    learner = LearnerThread(threads, HalfTrained(batches))
+    learner.start()
+    while not learner.between_updates(lambda: not batches):
+        pass
+    progress = learner.drain()
+    assert (progress.num_updates, progress.num_steps_trained, progress.num_steps_replayed) == (4, 6, 3 + 2)
+    assert progress.stats == {"loss": 2.0}
+    assert progress.lag_mean == pytest.approx(((0 - 0.5) * 8 + (2 - 1.0) * 4) / 12)  # versions 0 and 2 at the start
+    assert progress.lag_max == 1
+    assert learner.drain().num_updates == 0
 
 
 def ring_over(items, num_items, num_passes):

@@ -87,6 +87,7 @@ def test_the_loss_on_arrays_and_on_loaded_rows_is_one(kind, spaces, observations
 def test_the_loss_on_arrays_and_on_loaded_rows_is_one_for_ppo(learning_batch):
     policy = make_policy(PPOPolicy, seed=3, ent_coef=0.02, vf_clip=0.05)
     batch = learning_batch(policy)
+    batch["values"] = batch["values"] + np.random.default_rng(1).normal(scale=0.05, size=batch.count).astype(np.float32)
     gradients, stats = policy.compute_gradients(batch)
     support = policy.multi_device_support()
     policy._parameters.grad.zero_()
