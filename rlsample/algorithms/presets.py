@@ -14,9 +14,13 @@ from rlsample.evaluation import EvaluatorSet
 from rlsample.optimizers import (
     AsyncGradientsOptimizer,
     AsyncGradientsSettings,
+    AsyncReplayOptimizer,
+    AsyncReplaySettings,
     AsyncSamplesOptimizer,
     AsyncSamplesSettings,
     PolicyOptimizer,
+    SyncReplayOptimizer,
+    SyncReplaySettings,
     SyncSamplesOptimizer,
     SyncSamplesSettings,
 )
@@ -25,6 +29,8 @@ from rlsample.policy import (
     A2CSettings,
     APPOPolicy,
     APPOSettings,
+    DQNPolicy,
+    DQNSettings,
     IMPALAPolicy,
     IMPALASettings,
     PPOPolicy,
@@ -111,6 +117,18 @@ _ASYNC_CARTPOLE = {
     "max_grad_norm": 0.5,
 }
 
+_REPLAY_COLUMNS = ("obs", "actions", "nstep_returns", "nstep_discounts")
+_DQN_CARTPOLE = {
+    "train_batch_size": 128,
+    "updates_per_step": 4,
+    "n_step": 3,
+    "learning_rate": 5e-4,
+    "max_grad_norm": 10.0,
+    "target_update_interval": 250,
+    "hidden": (128, 128),
+    "activation": "relu",
+}
+
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
         name="ppo",
@@ -158,6 +176,34 @@ ALGORITHMS: dict[str, Algorithm] = {
         tuned={"CartPole-v1": {**_ASYNC_CARTPOLE, "num_sgd_iter": 2}},
         make_optimizer=AsyncSamplesOptimizer,
         optimizer_settings=AsyncSamplesSettings,
+        num_workers=2,
+        idle_between_steps=False,
+    ),
+    "dqn": Algorithm(
+        name="dqn",
+        make_policy=DQNPolicy,
+        policy_settings=DQNSettings,
+        defaults={"rollout_fragment_length": 4, "buffer_size": 50_000, "replay_columns": _REPLAY_COLUMNS},
+        tuned={"CartPole-v1": _DQN_CARTPOLE},
+        make_optimizer=SyncReplayOptimizer,
+        optimizer_settings=SyncReplaySettings,
+    ),
+    "apex": Algorithm(
+        name="apex",
+        make_policy=DQNPolicy,
+        policy_settings=DQNSettings,
+        defaults={
+            "rollout_fragment_length": 50,
+            "n_step": 3,
+            "worker_side_prioritization": True,
+            "per_worker_exploration": True,
+            "num_replay_buffer_shards": 4,
+            "buffer_size": 200_000,
+            "learning_starts": 5000,
+            "replay_columns": (*_REPLAY_COLUMNS, "policy_version"),
+        },
+        make_optimizer=AsyncReplayOptimizer,
+        optimizer_settings=AsyncReplaySettings,
         num_workers=2,
         idle_between_steps=False,
     ),

@@ -16,7 +16,7 @@ __all__ = ["OutputSettings", "TrainSettings"]
 class TrainSettings:
     """What is trained, and until when."""
 
-    algo: str = option("ppo", "the algorithm: ppo, a2c or a3c")
+    algo: str = option("ppo", "the algorithm: ppo, a2c, a3c, impala, appo, dqn or apex")
     env: Any = option("CartPole-v1", "a Gymnasium id; from Python anything as_base_env takes")  # noqa: RUF009
     num_envs: int = option(8, "slots: sub-envs stepped together")
     num_workers: int | None = option(

@@ -77,7 +77,7 @@ REFUSED = [
     ({"policy": {"num_envs": 2}}, "option 'num_envs' belongs to section 'train', not 'policy'"),
     ({"policy": 3}, "section 'policy' must be a table of options, not 3"),
     ({"algo": "pp0"}, "unknown algo 'pp0'; did you mean 'ppo'?"),
-    ({"algo": 7}, "unknown algo '7'; known: a2c, a3c, ppo"),
+    ({"algo": 7}, "unknown algo '7'; known: a2c, a3c, apex, appo, dqn, impala, ppo"),
     ({"num_envs": "8"}, "option 'num_envs' must be a whole number, not '8'"),
     ({"num_envs": 0}, "num_envs must be at least 1, not 0"),
     ({"num_workers": -1}, "num_workers must be from 0 to 4095, not -1"),
