@@ -157,6 +157,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             while not (progress := self._learner.drain()).num_updates:
                 self._collect()
         except BaseException:
+            self._all_asked = False  # a request may have been lost; the next step asks again
             self._account(self._learner.drain())
             raise
         return self._account(progress)
@@ -180,11 +181,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         if not self._all_asked:
             self._ask_all()
         started = time.perf_counter()
-        try:
-            answers = self._requests.take(1, _LOOK_S)
-        except BaseException:
-            self._all_asked = False  # that request is gone; the next step asks again
-            raise
+        answers = self._requests.take(1, _LOOK_S)
         self._timers.add("sample_wait", time.perf_counter() - started)
         self._check()
         for answer in answers:

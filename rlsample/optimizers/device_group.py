@@ -231,7 +231,7 @@ class _Ranks:
             self._handles: list[Handle] = [self._engine.create(make) for _ in settings.devices[1:]]
             path = os.path.join(self._folder, "store")
             joins = [handle.call("join", path) for handle in self._handles]
-            self._collective = Collective(path, 0, len(settings.devices), device, _JOIN_TIMEOUT_S)
+            self._collective = Collective(path, 0, len(settings.devices), device, _JOIN_TIMEOUT_S, self._all_alive)
             for join in joins:
                 join.result(_JOIN_TIMEOUT_S)
         except BaseException:
@@ -273,6 +273,9 @@ class _Ranks:
         for handle in self._handles:
             if not handle.alive():
                 raise LearnerError(f"the process of device {handle.index + 1} ended")
+
+    def _all_alive(self) -> bool:
+        return all(handle.alive() for handle in self._handles)
 
     def raise_cause(self) -> None:
         """Raises what made a sum fail, if one of the processes says so."""

@@ -273,6 +273,24 @@ def test_an_evaluator_that_raises_case_26(run):
     assert alive() == []
 
 
+def test_after_an_error_of_an_evaluator_training_can_go_on(run):
+    one = run([(5,), (3,)], train_batch_size=4, max_sample_requests_in_flight=1)
+    step_until(one.optimizer, lambda: one.optimizer.num_updates >= 3)
+    sample, broken = one.fakes[1].sample, [True]
+
+    def sometimes():
+        if broken:
+            broken.clear()
+            raise ValueError("once")
+        return sample()
+
+    one.fakes[1].sample = sometimes
+    with pytest.raises(ValueError, match="once"):
+        step_until_error(one.optimizer)
+    given = one.fakes[1].given
+    step_until(one.optimizer, lambda: one.fakes[1].given >= given + 20)
+
+
 class Supported(Fake):
     """A fake that loaders can train."""
 
