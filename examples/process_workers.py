@@ -11,8 +11,7 @@ import sys
 
 import torch
 
-from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
-from rlsample.evaluation.requests import Requests
+from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet, Requests
 from rlsample.policy import A2CPolicy
 
 
