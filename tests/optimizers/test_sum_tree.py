@@ -82,3 +82,19 @@ def test_nothing_to_draw():
         SumTree(4).draw(2, np.random.default_rng(0))
     with pytest.raises(ConfigError, match="at least 1"):
         SumTree(0)
+
+
+def test_many_leaves():
+    rng = np.random.default_rng(4)
+    number = 5000  # more than 16 ** 3: four levels
+    tree, literal = SumTree(number), np.zeros(number)
+    for _ in range(20):
+        leaves = rng.integers(0, number, 900)
+        priorities = np.floor(rng.exponential(3, 900))
+        tree.set(leaves, priorities)
+        for leaf, priority in zip(leaves.tolist(), priorities.tolist(), strict=True):
+            literal[leaf] = priority
+        assert tree.total == literal.sum()
+        assert tree.smallest == literal[literal > 0].min()
+        masses = rng.random(300) * literal.sum()
+        assert tree.find(masses).tolist() == np.searchsorted(literal.cumsum(), masses, side="right").tolist()
