@@ -15,6 +15,7 @@ COMMANDS = {
     "train": ("rlsample.cli.train_command:train", "Train a policy on an env."),
     "eval": ("rlsample.cli.eval_command:evaluate", "Play episodes with a trained policy."),
     "envs": ("rlsample.cli.envs_command:envs", "List the envs that can be made by name."),
+    "tune": ("rlsample.cli.tune_command:tune", "Find the fastest layout for an env."),
     "bench": ("rlsample.cli.bench_command:bench", "Measure speed."),
 }
 

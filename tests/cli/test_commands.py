@@ -249,3 +249,11 @@ def test_envs_lists_what_can_be_made():
         "MountainCarContinuous-v0",
     ]
     assert "Pendulum-v1" in call("envs", "pendulum").stdout
+
+
+def test_tune_names_a_layout_and_why():
+    found = json.loads(call("tune", "--env", "CartPole-v1", "--num-envs", 2, "--seconds", 0.05, "--json").stdout)
+    assert found["best"] in found["trials"]
+    assert found["trials"][0]["steps_per_s"] == max(trial["steps_per_s"] for trial in found["trials"])
+    assert found["costs"]["step_us"] > 0
+    assert found["reason"]

@@ -1,0 +1,1 @@
+"""Measurements that `rlsample bench` and docs/performance.md quote."""
