@@ -198,3 +198,13 @@ def test_beta_is_annealed():
     assert [s.beta(n) for n in (0, 50, 100, 500)] == pytest.approx([0.4, 0.7, 1.0, 1.0])
     with pytest.raises(ConfigError, match="prioritized_replay_eps"):
         PrioritySettings(prioritized_replay_eps=0.0)
+
+
+def test_a_shared_next_observation_stays_until_its_last_row_leaves():
+    buffer, literal = ReplayBuffer(47), []
+    for first in range(1, 121, 3):
+        part = numbered(first, [-1, -1, -1], 1)
+        literal += literal_rows(part)
+        buffer.add(part)
+        newest = np.arange(buffer.num_added - len(buffer), buffer.num_added)
+        assert literal_rows(buffer.take(newest)) == literal[-47:]
