@@ -201,10 +201,10 @@ def test_beta_is_annealed():
 
 
 def test_a_shared_next_observation_stays_until_its_last_row_leaves():
-    buffer, literal = ReplayBuffer(47), []
+    buffer, literal = ReplayBuffer(49), []
     for first in range(1, 121, 3):
         part = numbered(first, [-1, -1, -1], 1)
         literal += literal_rows(part)
         buffer.add(part)
         newest = np.arange(buffer.num_added - len(buffer), buffer.num_added)
-        assert literal_rows(buffer.take(newest)) == literal[-47:]
+        assert literal_rows(buffer.take(newest)) == literal[-49:]
