@@ -74,6 +74,10 @@ class EpisodeTracker:
             self._unsummed.append(rewards)
             if len(self._unsummed) == _BLOCK:
                 self._sum_up()
+        elif len(slots) == 1:  # index arrays would take five times as long
+            slot = slots.item()
+            self._started[slot] -= 1
+            self._returns[slot] += rewards.item()
         else:
             self._started[slots] -= 1
             self._returns[slots] += rewards

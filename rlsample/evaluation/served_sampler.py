@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,9 @@ class ServedSampler(Sampler):
         super().__init__(env, policy, settings, worker_index, callbacks)
         self._target = settings.rollout_fragment_length * env.sample_lanes
         self._whole = settings.batch_mode == "complete_episodes"
+        self._in_blocks = not self._whole  # flags are written into fresh columns only
         self._rows = 0  # complete rows in the buffer; not counted for whole episodes
+        env.let_clients_work(self._turn_of_client)
         self._own: tuple[np.ndarray, Tree, np.ndarray] | None = None  # lanes that logged, their actions and logp
 
     def sample(self) -> SampleBatch:
@@ -61,18 +64,17 @@ class ServedSampler(Sampler):
             EnvClosedError: the env is closed.
             Exception: what the policy raised; the clients it concerned were told, and their episodes closed.
         """
-        count = self._sampled
-        while count() < self._target:
+        while not self._enough():
             try:
                 self._turn()
             except ServingEnded as e:
-                if e.__cause__ is not None or not count():
+                if e.__cause__ is not None or not (self._rows or self._pieces):
                     raise
                 break
             if self._whole:
                 if self._buffer.any_full():
                     self._buffer.grow()
-            elif self._rows >= self._buffer.length and self._buffer.any_full():
+            elif self._lane_full():
                 self._cut_all_lanes()
         if self._rows:
             self._cut_all_lanes()
@@ -82,8 +84,11 @@ class ServedSampler(Sampler):
             rows += pieces[-1].count
         return SampleBatch.concat(pieces) if len(pieces) > 1 else pieces[0]
 
-    def _sampled(self) -> int:
-        return self._rows + sum(piece.count for piece in self._pieces)
+    def _enough(self) -> bool:
+        return self._rows + sum(piece.count for piece in self._pieces) >= self._target
+
+    def _lane_full(self) -> bool:
+        return self._rows >= self._buffer.length and self._buffer.any_full()
 
     def _cut_all_lanes(self) -> None:
         """All complete rows become a piece; actions whose outcome is open move on to the next buffer."""
@@ -102,15 +107,47 @@ class ServedSampler(Sampler):
     # ------------------------------------------------------------------ one turn
 
     def _turn(self) -> None:
+        self._answer()
+        started = perf_counter()
+        batch = self.env.poll()
+        self.timers.env_s += perf_counter() - started
+        self._take(batch)
+
+    def _turn_of_client(self) -> None:
+        """A turn in a client's thread, while the thread of :meth:`sample` is in :meth:`_turn` and polls."""
+        self._take(self.env.poll(timeout_s=0.0))
+        if not (self._enough() or self._whole or self._lane_full()):
+            self._answer()
+
+    def _answer(self) -> None:
+        """Acts for those who wait."""
         ids, obs = self._waiting
+        if not len(ids):
+            return
+        started = perf_counter()
         try:
-            super()._turn()
+            out = self.policy.act(obs, self.settings.explore)
+            acted = perf_counter()
+            self._write_choice(ids, obs, out.actions, out.extras)
+            self.env.send_actions(ids, self.to_env(out.actions))
         except Exception as e:
-            if len(ids) and self._waiting[0] is ids:  # before anything was sent
-                assign(self._buffer.columns[OBS], self._buffer.flat_rows(ids), obs)
-                self._waiting, self._own = self._nobody, None
-                self.env.refuse(ids, e)
+            assign(self._buffer.columns[OBS], self._buffer.flat_rows(ids), obs)
+            self._waiting, self._own = self._nobody, None
+            self.env.refuse(ids, e)
             raise
+        self._waiting = self._nobody
+        self.timers.inference_s += acted - started
+        self.timers.processing_s += perf_counter() - acted
+
+    def _take(self, batch: StepBatch) -> None:
+        """Books what a poll brought."""
+        started = perf_counter()
+        if len(batch.env_ids):
+            self._waiting = self._receive(batch)
+        if batch.failures:
+            self._fail(batch.failures)
+        self.timers.polls += 1
+        self.timers.processing_s += perf_counter() - started
 
     def _write_choice(self, ids: np.ndarray, obs: Tree, actions: Tree, extras: Any) -> None:
         super()._write_choice(ids, obs, actions, extras)
@@ -140,8 +177,8 @@ class ServedSampler(Sampler):
         terminated: np.ndarray,
         truncated: np.ndarray,
     ) -> tuple[np.ndarray, Tree]:
-        unrecorded = self.env.unrecorded[ids]
-        if not unrecorded.any():
+        unrecorded = self.env.unrecorded[ids] if self.env.num_unrecorded else None
+        if unrecorded is None or not unrecorded.any():
             self._rows += 0 if self._whole else len(ids)
             return super()._book(batch, every, obs, stepped, ids, rewards, terminated, truncated)
         at = np.arange(len(ids)) if stepped is None else stepped

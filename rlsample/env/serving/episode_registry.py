@@ -13,7 +13,6 @@ from rlsample.errors import ConfigError, ServingError
 
 __all__ = ["CALL_ORDER", "EpisodeRegistry"]
 
-_NOBODY: list[ServedEpisode] = []
 _REMEMBERED = 64  # latest ends whose reason is kept for late calls
 CALL_ORDER = (
     "the episode_id comes last: get_action(obs, episode_id), log_action(obs, action, episode_id), "
@@ -34,7 +33,7 @@ class EpisodeRegistry:
     Attributes:
         open: id -> open episode.
         by_lane: the episode in each lane, also after its end; None: the lane is free.
-        over: set when no more calls are taken.
+        over: set when no more calls are taken; ``stopped`` says the same, faster.
     """
 
     def __init__(self, max_concurrent: int, when_full: str) -> None:
@@ -44,6 +43,7 @@ class EpisodeRegistry:
         self.open: dict[str, ServedEpisode] = {}
         self.by_lane: list[ServedEpisode | None] = [None] * max_concurrent
         self.over = threading.Event()
+        self.stopped = False
         self._over_because: tuple[str, BaseException | None] = ("", None)
         self._wait_when_full = when_full == "block"
         self._free = list(range(max_concurrent - 1, -1, -1))  # the lane freed last is used first: few are half full
@@ -110,8 +110,9 @@ class EpisodeRegistry:
     def stop(self, reason: str, cause: BaseException | None) -> None:
         """No episode can be started or found any more; those who wait for a place are told why. Idempotent."""
         with self._changed:
-            if not self.over.is_set():
+            if not self.stopped:
                 self._over_because = (reason, cause)
+                self.stopped = True
                 self.over.set()
             self._changed.notify_all()
 
@@ -126,18 +127,19 @@ class EpisodeRegistry:
         Raises:
             ServingError: there is no such episode; says whether it is finished, if that is known.
         """
-        if episode_id is None:
-            mine: list[ServedEpisode] = getattr(self._mine, "episodes", _NOBODY)
-            if len(mine) == 1 and mine[0].closed is None:
-                return mine[0]
-            if isinstance(first, str):
-                raise ServingError(f"{first!r} came first; {CALL_ORDER}")
-            return self._only()
         try:
-            return self.open[episode_id]
-        except (KeyError, TypeError):
+            if episode_id is not None:
+                return self.open[episode_id]
+            (episode,) = self._mine.episodes
+            if episode.closed is None:
+                return episode
+        except (KeyError, TypeError, AttributeError, ValueError):
             pass
-        raise self._no_episode(episode_id)
+        if episode_id is not None:
+            raise self._no_episode(episode_id)
+        if isinstance(first, str):
+            raise ServingError(f"{first!r} came first; {CALL_ORDER}")
+        return self._only()
 
     def _own(self) -> list[ServedEpisode]:
         """The open episodes that the calling thread started."""
@@ -160,7 +162,7 @@ class EpisodeRegistry:
     def _no_episode(self, episode_id: Any) -> ServingError:
         if not isinstance(episode_id, str):
             return ServingError(f"the episode_id must be a str, got {type(episode_id).__name__}; {CALL_ORDER}")
-        if self.over.is_set():
+        if self.stopped:
             return self.over_error()
         if episode_id in self._ends:
             return ServingError(f"episode {episode_id!r} {self._ends[episode_id]}")
@@ -171,7 +173,7 @@ class EpisodeRegistry:
 
     def require_not_over(self) -> None:
         """Raises the error of :meth:`over_error` after :meth:`stop`."""
-        if self.over.is_set():
+        if self.stopped:
             raise self.over_error()
 
     def over_error(self) -> ServingError:

@@ -73,19 +73,22 @@ class Refusal(NamedTuple):
 class ServedEpisode:
     """State of one open episode. It forgets nothing but what was handed over, and is dropped as a whole.
 
-    Who writes what: ``taken``, ``dead`` and the idle clock: the polling thread. ``answer``: whoever removed the lane
-    from the desk's ``asking``. All else: the client that holds ``mutex``.
+    Who writes what: ``taken``, ``begun``, ``prompt``, ``dead`` and the idle clock: the polling thread. ``answer``:
+    whoever removed the lane from the desk's ``asking``. All else: the client that holds ``mutex``.
 
     Attributes:
         id, lane, training_enabled: as started.
         mutex: held during each call, so that two threads cannot use one episode at once.
-        answered: a lock that is free when there is an answer; ``notify`` frees it, or calls back.
+        answered: a lock that is freed when there is an answer; ``waiting``: a client is about to take it.
+        on_answer: called instead, if set.
         standing: an action was asked for and not yet handed to the client.
         acted: some action was asked for or logged.
         closed: why it takes no more calls, or None.
         reward, info: since the last action.
         sent, taken: rows given to the sampler, and rows it took. Equal: nothing is on its way.
         in_place: number of the row that lies in the lane's arrays; the others, in order, in ``backlog``.
+        begun: its first row was taken.
+        prompt: it asks in time, so that a batch waits for it.
         dead: what is still on its way is thrown away.
         touched, idle_since: for the idle time-out.
     """
@@ -95,6 +98,7 @@ class ServedEpisode:
         "answer",
         "answered",
         "backlog",
+        "begun",
         "closed",
         "dead",
         "id",
@@ -103,13 +107,15 @@ class ServedEpisode:
         "info",
         "lane",
         "mutex",
-        "notify",
+        "on_answer",
+        "prompt",
         "reward",
         "sent",
         "standing",
         "taken",
         "touched",
         "training_enabled",
+        "waiting",
     )
 
     def __init__(self, episode_id: str, lane: int, training_enabled: bool) -> None:
@@ -117,9 +123,9 @@ class ServedEpisode:
         self.mutex = threading.Lock()
         self.answered = threading.Lock()
         self.answered.acquire()
-        self.notify: Callable[[], None] = self.answered.release
+        self.on_answer: Callable[[Any], None] | None = None
         self.answer: Any = None
-        self.standing = self.acted = self.dead = False
+        self.waiting = self.standing = self.acted = self.begun = self.prompt = self.dead = False
         self.touched = True
         self.closed: str | None = None
         self.reward = 0.0

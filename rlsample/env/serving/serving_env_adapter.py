@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ __all__ = ["ServingEnvAdapter"]
 
 _JOIN_S = 5.0
 _LONGEST_WAIT_S = 3600.0  # a lock takes no infinite time
-_TRUE = b"\x01"
 _EXPIRY_CHECKS = 4  # per idle_timeout_s
 _HELD = (WAITING, ENDED, FAILED)  # states in which a slot's next row has to wait
 
@@ -53,6 +53,7 @@ class ServingEnvAdapter(BaseEnv):
 
     Attributes:
         unrecorded: bool[num_envs], slots whose episode has ``training_enabled=False``. Written by poll.
+        num_unrecorded: how many those are.
         stats: counts since the start: answered, batches, expired.
     """
 
@@ -67,15 +68,16 @@ class ServingEnvAdapter(BaseEnv):
         desk = self._desk = env.desk
         self.num_envs = desk.registry.max_concurrent
         self.unrecorded = np.zeros(self.num_envs, bool)
+        self.num_unrecorded = 0
         self.stats = {"answered": 0, "batches": 0, "expired": 0}
         settings = env.settings
         self._max_batch = settings.max_batch or self.num_envs
         self._max_wait_s = settings.max_wait_us * 1e-6
         self._idle_timeout_s = settings.idle_timeout_s or np.inf
         self._states = SlotStates(self.num_envs)
+        self._code = self._states.code
+        self._num_held = 0  # slots that wait for an action or a reset, or failed
         self._codec = ActionCodec(env.action_space)
-        self._started = np.zeros(self.num_envs, bool)  # the slot's episode has had its first row
-        self._prompt = np.zeros(self.num_envs, bool)  # it asks in time, so that a batch waits for it
         self._num_prompt = 0
         self._late = False
         self._deferred: list[ServedEpisode] = []
@@ -85,6 +87,7 @@ class ServingEnvAdapter(BaseEnv):
         self._no_flags.flags.writeable = False
         self._next_check = np.inf if settings.idle_timeout_s is None else -np.inf
         self._closed = False
+        self._turn_error: BaseException | None = None
 
     # ------------------------------------------------------------------ poll
 
@@ -108,20 +111,20 @@ class ServingEnvAdapter(BaseEnv):
         return self._step_batch(episodes)
 
     def _await_rows(self, deadline: float) -> bool:
-        """Waits until a batch shall go; False: the time is up."""
+        """Waits until a batch shall go; False: the time is up, or this thread was called to go on without rows."""
         inbox = self._desk.inbox
         self._late = False
-        self._expire_idle()
-        if self._closed:
-            raise EnvClosedError("the served env is closed")
-        if self._cuts or any(self._states.code[e.lane] not in _HELD for e in self._deferred):
+        now = self._expire_idle()
+        self._require_not_closed()
+        if self._cuts or (self._deferred and any(self._code[e.lane] not in _HELD for e in self._deferred)):
             return True
         expected = min(self._max_batch, self._num_prompt) if self._max_wait_s else 1
-        if len(inbox.ready) < expected and expected > 1:
+        if expected > 1 and len(inbox.ready) < expected:
             inbox.wait(expected, self._max_wait_s)
+            if self._desk.answered and len(inbox.ready) < expected:
+                self._desk.wake_all()  # those who should have been woken by others
         while not inbox.ready:
-            if self._closed:
-                raise EnvClosedError("the served env was closed")
+            self._require_not_closed()
             if self.env.over:
                 self._raise_ended()
             now = self._expire_idle()
@@ -130,14 +133,51 @@ class ServingEnvAdapter(BaseEnv):
             if now >= deadline:
                 return False
             self._require_some_open()
-            until = min(deadline, self._next_check, now + _LONGEST_WAIT_S)
-            inbox.wait(1, max(until - now, 0.0))
-            if inbox.ready and expected > 1:
-                inbox.wait(expected, self._max_wait_s)
-        if self._closed:
-            raise EnvClosedError("the served env was closed")
+            self._wait_long(expected, min(deadline, self._next_check, now + _LONGEST_WAIT_S) - now)
+            if inbox.called:
+                inbox.called = False
+                self._raise_turn_error()
+                return False
+        self._require_not_closed()
         self._late = len(inbox.ready) < expected
         return True
+
+    def _wait_long(self, expected: int, timeout_s: float) -> None:
+        """For a first row after a silence; then for those that usually come with it."""
+        inbox = self._desk.inbox
+        if expected <= 1:
+            inbox.park(max(timeout_s, 0.0))
+        else:
+            inbox.wait(1, max(timeout_s, 0.0))
+            if inbox.ready:
+                inbox.wait(expected, self._max_wait_s)
+
+    def _require_not_closed(self) -> None:
+        if self._closed:
+            raise EnvClosedError("the served env is closed, or was closed while this waited")
+
+    def _raise_turn_error(self) -> None:
+        error, self._turn_error = self._turn_error, None
+        if error is not None:
+            raise error
+
+    def let_clients_work(self, take_turn: Callable[[], None]) -> None:
+        """While poll waits for a single client, that client's thread may call ``take_turn`` to have itself answered.
+
+        Args:
+            take_turn: polls with ``timeout_s=0`` and sends actions, as the thread would that waits in poll. What it
+                raises is raised by that thread's poll. If it leaves slots waiting, that poll returns empty.
+        """
+
+        def turn() -> bool:
+            try:
+                take_turn()
+            except BaseException as e:
+                self._turn_error = e
+                return False
+            return not self._num_held and self._num_prompt <= 1
+
+        self._desk.inbox.take_turn = turn
 
     def _require_some_open(self) -> None:
         code = self._states.code.tobytes()
@@ -158,12 +198,11 @@ class ServingEnvAdapter(BaseEnv):
         if self._deferred:
             episodes = self._deferred + episodes
             self._deferred = []
-        lanes = [episode.lane for episode in episodes]
-        code = self._states.code[lanes].tobytes() if lanes else b""
-        if len(set(lanes)) < len(lanes) or WAITING in code or ENDED in code or FAILED in code:
+        if self._num_held or len(set(episodes)) < len(episodes):
             episodes = self._first_of_each(episodes)
         for episode in episodes:
-            if episode.in_place != episode.taken or episode.dead:
+            if episode.in_place != episode.taken:
+                episodes = self._first_of_each(episodes)  # a dead one may stand before the next of its slot
                 return [e for e in episodes if self._bring_in_place(e)]
         return episodes
 
@@ -174,7 +213,7 @@ class ServingEnvAdapter(BaseEnv):
         for episode in episodes:
             if episode.dead:
                 continue
-            if episode.lane in taken or self._states.code[episode.lane] in _HELD:
+            if episode.lane in taken or self._code[episode.lane] in _HELD:
                 self._deferred.append(episode)
             else:
                 taken.add(episode.lane)
@@ -183,8 +222,6 @@ class ServingEnvAdapter(BaseEnv):
 
     def _bring_in_place(self, episode: ServedEpisode) -> bool:
         """Whether the entry is a row, which then lies in its place."""
-        if episode.dead:
-            return False
         if episode.taken == episode.sent:  # an end while its question stood: the entry beyond the rows
             self._cut(episode, "was ended while an answer was outstanding")
             return False
@@ -195,74 +232,79 @@ class ServingEnvAdapter(BaseEnv):
         return True
 
     def _step_batch(self, episodes: list[ServedEpisode]) -> StepBatch:
-        rows = self._desk.lanes
+        rows, count = self._desk.lanes, len(episodes)
         lanes = np.array([episode.lane for episode in episodes], np.int64)
-        lanes.sort()
         obs, rewards, kinds = gather(rows.obs, lanes), rows.rewards[lanes], rows.kinds[lanes]
-        infos = {}
+        infos: dict[int, dict[str, Any]] = {}
         if rows.infos:
-            at = {lane: row for row, lane in enumerate(lanes.tolist())}
+            at = {episode.lane: row for row, episode in enumerate(episodes)}
             infos = {at[lane]: rows.infos.pop(lane) for lane in list(rows.infos) if lane in at}
-        terminated = truncated = self._no_flags[: len(lanes)]
-        logged = None
-        plain = not any(kinds.tobytes())
-        if not plain:
-            terminated, truncated = kinds == TERMINATED, kinds == TRUNCATED
-            mask = kinds == LOGGED
-            if mask.any():
-                logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes])
+        no_flags = self._no_flags[:count]
+        plain = kinds.tobytes().count(ASKED) == count
+        if plain:
+            terminated, truncated, logged = no_flags, no_flags, None
+        else:
+            terminated, truncated, mask = kinds == TERMINATED, kinds == TRUNCATED, kinds == LOGGED
+            logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes]) if mask.any() else None
             rows.kinds[lanes] = ASKED
+        new = [row for row, episode in enumerate(episodes) if not episode.begun]
+        is_first = self._begin(episodes, new) if new else no_flags
+        if self._late:
+            self._forget_prompt()
         for episode in episodes:
             episode.taken += 1  # from here on its client may write the next row in place
+            if not episode.prompt:
+                episode.prompt = True
+                self._num_prompt += 1
         if self._desk.crowded:
             self._desk.make_room()
-        is_first = ~self._started[lanes]
-        if _TRUE in is_first.tobytes():
-            self._start_lanes(lanes[is_first])
-        self._note(lanes, kinds, plain)
-        failures, self._cuts = self._cuts, {}
-        return StepBatch(lanes, obs, rewards, terminated, truncated, is_first, infos, failures, None, logged)
-
-    def _start_lanes(self, lanes: np.ndarray) -> None:
-        self._started[lanes] = True
-        for lane in lanes.tolist():
-            episode = self._desk.registry.by_lane[lane]
-            assert episode is not None
-            self.unrecorded[lane] = not episode.training_enabled
-
-    def _note(self, lanes: np.ndarray, kinds: np.ndarray, plain: bool) -> None:
-        """Which slots wait for what now, and which ask in time."""
-        code = self._states.code
-        code[lanes] = WAITING
-        if self._late:
-            self._prompt[:] = False
-        self._prompt[lanes] = True
+        self._code[lanes] = WAITING
+        self._num_held += count
+        self.stats["batches"] += 1
         if plain:
             self._handed = lanes
         else:
-            self._prompt[lanes[kinds != ASKED]] = False
-            code[lanes[kinds >= TERMINATED]] = ENDED
-        self._num_prompt = int(np.count_nonzero(self._prompt))
-        self.stats["batches"] += 1
+            self._code[lanes[kinds >= TERMINATED]] = ENDED
+            for row in np.flatnonzero(kinds != ASKED).tolist():
+                self._not_prompt(episodes[row])
+        failures, self._cuts = self._cuts, {}
+        return StepBatch(lanes, obs, rewards, terminated, truncated, is_first, infos, failures, None, logged)
+
+    def _begin(self, episodes: list[ServedEpisode], new: list[int]) -> np.ndarray:
+        is_first = np.zeros(len(episodes), bool)
+        is_first[new] = True
+        for row in new:
+            episode = episodes[row]
+            episode.begun = True
+            if not episode.training_enabled:
+                self.unrecorded[episode.lane] = True
+                self.num_unrecorded += 1
+        return is_first
+
+    def _forget_prompt(self) -> None:
+        for episode in self._desk.registry.by_lane:
+            if episode is not None:
+                episode.prompt = False
+        self._num_prompt = 0
+
+    def _not_prompt(self, episode: ServedEpisode) -> None:
+        if episode.prompt:
+            episode.prompt = False
+            self._num_prompt -= 1
 
     # ------------------------------------------------------------------ answers
 
     def send_actions(self, env_ids: np.ndarray, actions: Any) -> None:
         """Hands each waiting client its action. Logged rows take theirs to nobody."""
-        if env_ids is not self._handed or self._closed:
-            if self._closed:
-                raise EnvClosedError("the served env is closed")
+        self._require_not_closed()
+        if env_ids is not self._handed:
             env_ids = self._states.require_waiting(env_ids)
         answers = self._codec.check_and_split(actions, env_ids)
         self._handed = None
-        self._states.code[env_ids] = BUSY
-        owed = self._desk.asking.pop
-        for lane, answer in zip(env_ids.tolist(), answers, strict=True):
-            episode = owed(lane, None)
-            if episode is not None:
-                episode.answer = answer
-                episode.notify()
+        self._code[env_ids] = BUSY
+        self._num_held -= len(answers)
         self.stats["answered"] += len(answers)
+        self._desk.hand_over(env_ids.tolist(), answers)
 
     def refuse(self, env_ids: np.ndarray, error: BaseException) -> None:
         """Answers waiting slots with an error, as no action can be had: closes their episodes, which break off here.
@@ -295,7 +337,7 @@ class ServingEnvAdapter(BaseEnv):
             EnvProtocolError: a slot has not ended. Only its client can end a served episode.
         """
         ids = self._states.require_resettable(env_ids)
-        going_on = ids[self._states.code[ids] != ENDED]
+        going_on = ids[self._code[ids] != ENDED]
         if len(going_on):
             raise EnvProtocolError(f"slots {going_on.tolist()}: only its client can end a served episode")
         self._free(ids)
@@ -305,22 +347,28 @@ class ServingEnvAdapter(BaseEnv):
         self._free(self._states.require_failed(env_ids))
 
     def _free(self, lanes: np.ndarray) -> None:
-        self._states.code[lanes] = RESETTING
-        self._started[lanes] = self._prompt[lanes] = False
+        self._code[lanes] = RESETTING
+        self._num_held -= len(lanes)
+        if self.num_unrecorded:
+            self.num_unrecorded -= int(np.count_nonzero(self.unrecorded[lanes]))
+            self.unrecorded[lanes] = False
         for lane in lanes.tolist():
             self._desk.registry.free_lane(lane)
 
     def _cut(self, episode: ServedEpisode, what: str) -> None:
         """What is still on its way of a closed episode is dropped; its slot fails, or is free if it had no row."""
-        episode.dead = True
+        episode.dead, episode.in_place = True, -1
         lane = episode.lane
         self._desk.lanes.kinds[lane] = ASKED
         self._desk.lanes.infos.pop(lane, None)
-        if self._started[lane]:
-            self._states.code[lane] = FAILED
-            self._cuts[lane] = EpisodeCutError(f"slot {lane}: episode {episode.id!r} {what}", slot=lane)
-        else:
+        self._not_prompt(episode)
+        if not episode.begun:
             self._desk.registry.free_lane(lane)
+            return
+        if self._code[lane] not in _HELD:
+            self._num_held += 1
+        self._code[lane] = FAILED
+        self._cuts[lane] = EpisodeCutError(f"slot {lane}: episode {episode.id!r} {what}", slot=lane)
 
     def _expire_idle(self) -> float:
         """Closes episodes that had no call for too long, if it is time to look; returns the time."""
