@@ -119,12 +119,15 @@ _ASYNC_CARTPOLE = {
 
 _REPLAY_COLUMNS = ("obs", "actions", "nstep_returns", "nstep_discounts")
 _DQN_CARTPOLE = {
-    "train_batch_size": 128,
-    "updates_per_step": 4,
+    "rollout_fragment_length": 32,
+    "train_batch_size": 64,
+    "updates_per_step": 64,
     "n_step": 3,
-    "learning_rate": 5e-4,
+    "learning_rate": 1e-3,
     "max_grad_norm": 10.0,
-    "target_update_interval": 250,
+    "target_update_interval": 128,
+    "epsilon_steps": 8000,
+    "final_epsilon": 0.04,
     "hidden": (128, 128),
     "activation": "relu",
 }
