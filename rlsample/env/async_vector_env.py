@@ -29,6 +29,7 @@ from rlsample.tree import Tree
 __all__ = ["AsyncVectorEnv"]
 
 _WATCH_EVERY_S = 0.25
+_NOBODY: list[int] = []
 
 
 class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
@@ -113,6 +114,10 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
     # ------------------------------------------------------------------ the polled interface
 
     def poll(self, timeout_s: float | None = None) -> StepBatch:
+        if timeout_s is None and self.ordered and not self._groups:
+            batch = self._receive_everyone()
+            if batch is not None:
+                return batch
         return self._receive(self.batch_size, None, timeout_s)
 
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
@@ -159,6 +164,25 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         self.close()
 
     # ------------------------------------------------------------------ receiving
+
+    def _receive_everyone(self) -> StepBatch | None:
+        """The usual ordered poll, in few instructions: every slot owes a step; None if that is not so (any more)."""
+        with self._polling:
+            try:
+                while True:
+                    with self._lock:
+                        self._require_open()
+                        requests, now = self._requests, time.monotonic()
+                        if now >= self._next_watch:
+                            self._watch()
+                        if not requests.everyone_steps():
+                            return None
+                        if requests.all_published():
+                            return requests.take_everyone()
+                    self._sleep(self.num_envs, None)
+            except Exception:
+                self._raise_if_torn_down()
+                raise
 
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
         """At least ``least`` rows (or all that are owed), at most ``most``; fewer when the time is over."""
@@ -259,13 +283,13 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             while time.monotonic() < now + self._spin_s:
                 if requests.num_published() >= enough:
                     return
+        common, heard = team.common, _NOBODY
         unpublished = requests.num_unpublished()
-        team.common[NEED] = max(1, enough)
+        common[NEED] = enough if enough > 0 else 1
         fence()
-        heard: list[int] = []
         if requests.num_published() < enough and requests.num_unpublished() == unpublished and not self._closed:
-            heard = team.waiter.wait(until - time.monotonic())
-        team.common[NEED] = 0
+            heard = team.waiter.wait(until - now)
+        common[NEED] = 0
         if heard:
             with self._lock:
                 for w in heard:

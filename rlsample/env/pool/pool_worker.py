@@ -8,6 +8,7 @@ The pool's end of the pipe carries what is rare: the go-ahead, calls such as ``r
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import random
@@ -147,6 +148,7 @@ class _Worker:
             spaces = self.read(plan["spaces"])
             self.block = SlotBlock(self.memory.map(*plan["block"]), envs.num_envs, spaces, len(envs.info_keys))
             self.runner.attach(self.block, spaces)
+            gc.freeze()  # what is there stays: collections need not look at it, nor touch pages shared with the nursery
             self.serve()
         finally:
             self.runner.close()
@@ -234,29 +236,30 @@ class _Worker:
             self.step_s = _mean(self.step_s, (perf_counter() - started) / len(chunk))
             if not ordered:
                 self.publish(chunk)
-                self.reset_ahead(ended)
+                self.reset_ahead(ended, announce=True)
                 ended = []
         if ordered:  # quick resets are shown together with the ends: the pool will want them at once
             quick = len(ended) * self.reset_s < _PUBLISH_EVERY_S
             if quick:
-                self.reset_ahead(ended)
+                self.reset_ahead(ended, announce=False)
             self.publish(rows)
             if not quick:
-                self.reset_ahead(ended)
+                self.reset_ahead(ended, announce=True)
 
-    def reset_ahead(self, rows: list[int]) -> None:
-        if not self.loop.reset_ahead:
+    def reset_ahead(self, rows: list[int], announce: bool) -> None:
+        """Resets ended rows, if that is wanted; ``announce`` wakes a pool that may sleep for them alone."""
+        if not self.loop.reset_ahead or not rows:
             return
         runner = self.runner
         for row in rows:
             if self.common[CLOSING]:
                 return
             started = perf_counter()
-            runner.reset_ahead([row])
+            runner.reset_ahead(row)
             self.reset_s = _mean(self.reset_s, perf_counter() - started)
             self.flush()
             runner.ahead[row] = runner.request[row]
-        if rows:
+        if announce:
             fence()
             if self.common[NEED]:
                 self.pool_bell.ring()

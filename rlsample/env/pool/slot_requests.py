@@ -187,6 +187,20 @@ class SlotRequests:
             return None
         return self._noted(self._rows.take_firsts(ids))
 
+    def everyone_steps(self) -> bool:
+        """Whether each slot owes a row and nothing is out of the ordinary."""
+        return self.owed == len(self._all_ids) and not (self.failed_now or self._awaited or self.delayed)
+
+    def all_published(self) -> bool:
+        """Whether every request is answered."""
+        return self._block.done.tobytes() == self._block.request.tobytes()
+
+    def take_everyone(self) -> StepBatch:
+        """Every slot's row, all being there."""
+        self.owed = 0
+        batch = self._rows.take(self._all_ids)
+        return self._noted(batch) if batch.failures else batch
+
     def take_some(self, most: int | None) -> StepBatch:
         """Everything that is ready, or ``most`` of it: each slot has its turn, however fast others are."""
         if self.failed_now or self._awaited:

@@ -243,24 +243,21 @@ class SlotRunner:
                 terminated[at], truncated[at] = bool(term), bool(trunc)
             except Exception as e:
                 failed[row] = self._failure(row, e, "step", step)
-        if self._has_floats:
-            self._find_nonfinite(plane, rows, failed)
+        if self._has_floats and not allow:
+            self._find_nonfinite(rows, failed)
         return terminated, truncated, infos
 
-    def _find_nonfinite(self, plane: LocalPlane, rows: list[int], failed: dict[int, EnvFailedError]) -> None:
-        if self.plan.allow_nonfinite:
-            return
-        for at, path, value in nonfinite_rows(gather(plane.obs, rows)):
+    def _find_nonfinite(self, rows: list[int], failed: dict[int, EnvFailedError]) -> None:
+        for at, path, value in nonfinite_rows(gather(self.stepped.obs, rows)):
             row = rows[at]
-            slot, step = self.first + row, 0 if plane.number else int(self._elapsed[row])
-            place = f" at {path}" if path else ""
-            failure = EnvFailedError(
-                f"slot {slot}, episode step {step}: observation{place} holds {value}; mend the env, or set "
-                "allow_nonfinite=True",
-                slot=slot,
-                episode_step=step,
-            )
-            failed.setdefault(row, failure)
+            slot, step = self.first + row, int(self._elapsed[row])
+            what = self._bad_number(f"slot {slot}, episode step {step}", path, value)
+            failed.setdefault(row, EnvFailedError(what, slot=slot, episode_step=step))
+
+    @staticmethod
+    def _bad_number(at: str, path: str, value: float) -> str:
+        place = f" at {path}" if path else ""
+        return f"{at}: observation{place} holds {value}; mend the env, or set allow_nonfinite=True"
 
     def _failure(self, row: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
         if isinstance(error, EnvFailedError):
@@ -298,44 +295,41 @@ class SlotRunner:
     def reset(self, rows: list[int], seeds: list[int | None] | None = None, options: Any = None) -> None:
         """Resets these rows, for all to see; ``seeds`` and ``options`` go to the envs."""
         self._ahead.difference_update(rows)
-        self._reset_into(self.stepped, rows, seeds, options)
-        self._elapsed[rows] = 0
-
-    def reset_ahead(self, rows: list[int]) -> None:
-        """Resets rows whose episode has ended, before anybody asks."""
-        self._reset_into(self.firsts, rows, None, None)
-        self._ahead.update(rows)
-
-    def _reset_into(self, plane: LocalPlane, rows: list[int], seeds: list[int | None] | None, options: Any) -> None:
-        infos: dict[int, Any] = {}
-        failed: dict[int, EnvFailedError] = {}
         for at, row in enumerate(rows):
-            self._call(row)
-            if seeds is not None and seeds[at] is not None:
-                self._seeded[row] = True
-                seed = seeds[at]
-            else:
-                seed = self._first_seed(row)
-            try:
-                ob, info = self._envs[row].reset(seed=seed, **({} if options is None else {"options": options}))
-                self._writer.write(plane.obs, row, ob, self.first + row, None)
-                if info:
-                    infos[row] = info
-            except Exception as e:
-                failed[row] = self._failure(row, e, "reset")
-        self._line[ROW] = -1
+            self._reset_one(self.stepped, row, None if seeds is None else seeds[at], options)
+            self._elapsed[row] = 0
+
+    def reset_ahead(self, row: int) -> None:
+        """Resets a row whose episode has ended, before anybody asks."""
+        self._reset_one(self.firsts, row, None, None)
+        self._ahead.add(row)
+
+    def _reset_one(self, plane: LocalPlane, row: int, seed: int | None, options: Any) -> None:
+        """Resets one env; ``seed`` None: the slot's own seed if it is the first reset, else none."""
+        slot, env = self.first + row, self._envs[row]
+        self._call(row)
+        if seed is None:
+            seed = self._first_seed(row)
+        self._seeded[row] = True
+        plane.flags[row] = FIRST
         if plane is self.stepped:
-            plane.rewards[rows] = 0
-        plane.flags[rows] = FIRST
-        if self._has_floats and rows:
-            self._find_nonfinite(plane, rows, failed)
-        if infos or failed or self.plan.info_keys:
-            self._post(plane, rows, infos, failed)
+            plane.rewards[row] = 0
+        try:
+            ob, info = env.reset(seed=seed) if options is None else env.reset(seed=seed, options=options)
+            self._writer.write(plane.obs, row, ob, slot, None)
+            if self._has_floats and not self.plan.allow_nonfinite:
+                for _, path, value in nonfinite_rows(gather(plane.obs, slice(row, row + 1))):
+                    raise EnvFailedError(self._bad_number(f"slot {slot}", path, value), slot=slot)
+        except Exception as e:
+            self._post(plane, [row], {}, {row: self._failure(row, e, "reset")})
+        else:
+            if info or self.plan.info_keys:
+                self._post(plane, [row], {row: info} if info else {}, {})
+        self._line[ROW] = -1
 
     def _first_seed(self, row: int) -> int | None:
         if self._seeded[row]:
             return None
-        self._seeded[row] = True
         plan = self.plan
         return slot_seed(plan.seed, plan.worker_index, self.first + row, self._incarnation[row])
 

@@ -101,7 +101,9 @@ class Waiter:
         """The names of the sockets that have something; empty after a ring or when the time is over."""
         timeout_s = max(0.0, timeout_s)
         events = self._poller.poll(timeout_s if self._epoll else timeout_s * 1000)
-        found = []
+        found: list[int] = []
+        if self._epoll and len(events) == 1 and events[0][0] == self._bell.fd:
+            return found
         for fd, _ in events:
             if fd != self._bell.fd:
                 found.append(self._names[fd])

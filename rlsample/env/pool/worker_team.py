@@ -193,14 +193,14 @@ class WorkerTeam:
 
     def wake(self, workers: Any) -> None:
         """Has these workers look at the requests that were written before."""
-        lines = self._lines.workers
+        lines, bells = self._lines.workers, self._bells
         store_barrier()
         for w in workers:
             lines[w][WAKES] += 1
         fence()
         for w in workers:
             if lines[w][PARKED] or not STRONG_ORDER:
-                self._bells[w].ring()
+                bells[w].ring()
 
     def ring_pool(self) -> None:
         """Ends a wait of :attr:`waiter`."""
