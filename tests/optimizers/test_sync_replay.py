@@ -227,3 +227,17 @@ def test_over_an_env_and_dqn(name):
 def test_impossible_settings(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         SyncReplaySettings(**options)
+
+
+def test_a_run_resumes_bit_for_bit_with_its_buffer():
+    settings = SyncReplaySettings(learning_starts=20, train_batch_size=8, store_buffer_in_checkpoints=True)
+    with EvaluatorSet(make_cartpole(0)) as first, EvaluatorSet(make_cartpole(0)) as second:
+        a, b = SyncReplayOptimizer(first, settings, seed=1), SyncReplayOptimizer(second, settings, seed=2)
+        for _ in range(8):
+            a.step()
+        b.restore(pickle.loads(pickle.dumps(a.save())))
+        second.local.set_state(pickle.loads(pickle.dumps(first.local.get_state())))
+        for _ in range(8):
+            assert a.step() == b.step()
+        for name, weights in first.local.get_weights().items():
+            np.testing.assert_array_equal(weights, second.local.get_weights()[name])
