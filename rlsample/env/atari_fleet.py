@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import os
 import queue
 import time
 from typing import Any
@@ -13,14 +14,15 @@ from rlsample.errors import EnvClosedError
 __all__ = ["AtariFleet"]
 
 _WAKE = None
+_DIRECT_MOST = 256  # games per core: their step takes a fifth of a second
 
 
 class AtariFleet:
     """Waits for groups that were sent off.
 
-    One group is waited for inside ale-py, at no cost, where the caller sets no time limit: its games need but
-    milliseconds, and cannot hang since actions are checked. Otherwise a thread per group waits, so that a wait can be
-    limited and :meth:`close` can end it.
+    One group is waited for inside ale-py, at no cost, where the caller sets no time limit and its games are not too
+    many: they need but milliseconds, and cannot hang since actions are checked. Otherwise a thread per group waits, so
+    that a wait can be limited and :meth:`close` can end it.
 
     Args:
         groups: opened, none of them under way.
@@ -32,6 +34,7 @@ class AtariFleet:
         self.groups = groups
         self.closed = False
         self._outcomes, self._in_turn = outcomes, in_turn
+        self._in_background = len(groups) > 1 or len(groups[0].ids) > _DIRECT_MOST * (os.cpu_count() or 1)
         self._sent: collections.deque[AtariGroup] = collections.deque()
         self._back: collections.deque[AtariGroup] = collections.deque()  # whose outcome is known, as they came
 
@@ -41,7 +44,7 @@ class AtariFleet:
 
     def launch(self, group: AtariGroup) -> None:
         """Sends a group off for a step."""
-        group.launch(in_background=len(self.groups) > 1)
+        group.launch(self._in_background)
         self._sent.append(group)
 
     def begin_reset(self, group: AtariGroup, rows: Any, seeds: Any = None) -> None:

@@ -95,7 +95,8 @@ class EnvPoolAdapter(BaseEnv):
         self.num_envs = int(config["num_envs"])
         self.batch_size = int(config["batch_size"]) or self.num_envs
         self.sync = self.batch_size == self.num_envs
-        self.lockstep = self.steps_ahead = not self.sync
+        self.steps_ahead = not self.sync
+        self.lockstep = self.steps_ahead and self.batch_size > 1
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self._writer, self._codec = ObsWriter(self.observation_space), ActionCodec(self.action_space)
         self._allow_nonfinite = (settings or EnvSettings()).allow_nonfinite
