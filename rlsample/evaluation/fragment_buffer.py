@@ -25,14 +25,10 @@ class FragmentBuffer:
         allocate: n -> the columns, name -> tree [n, ...]; flags must start as False.
         lane_ids: int64[num_lanes], the canonical "all lanes" array: passing this very object takes the fast path.
         length: rows a lane is to hold.
-        spare: room for that many rows more, where some may turn out to be holes.
     """
 
-    def __init__(
-        self, allocate: Callable[[int], dict[str, Tree]], lane_ids: np.ndarray, length: int, spare: int = 0
-    ) -> None:
-        self.target = length
-        self.length = length = length + spare
+    def __init__(self, allocate: Callable[[int], dict[str, Tree]], lane_ids: np.ndarray, length: int) -> None:
+        self.length = length
         self.columns = allocate(len(lane_ids) * length)
         self._allocate = allocate
         self._lane_ids = lane_ids
@@ -40,13 +36,15 @@ class FragmentBuffer:
         self._next = lane_ids * length  # the flat row each lane writes next; stale while _together is set
         self._starts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         self._finals: list[tuple[np.ndarray, Tree]] = []
-        self._holes: list[np.ndarray] = []
-        self._num_holes = np.zeros(len(lane_ids), np.int64)
 
     def rows(self, lanes: np.ndarray) -> Rows:
-        """Where these lanes write next: a slice if that is all of them in step, else int64[K] flat rows."""
-        if self._together is not None and lanes is self._lane_ids:
-            return slice(self._together, None, self.length)
+        """Where these lanes write next: a slice if that is all of them in step, or one lane, else int64[K] rows."""
+        if self._together is not None:
+            if lanes is self._lane_ids:
+                return slice(self._together, None, self.length)
+        elif len(lanes) == 1:
+            row = self._next.item(lanes.item())
+            return slice(row, row + 1)
         return self.flat_rows(lanes)
 
     def flat_rows(self, lanes: np.ndarray) -> np.ndarray:
@@ -70,7 +68,10 @@ class FragmentBuffer:
                 self._together += 1
                 return
             self._separate()
-        self._next[lanes] += 1
+        if len(lanes) == 1:  # an index array would take ten times as long
+            self._next[lanes.item()] += 1
+        else:
+            self._next[lanes] += 1
 
     def lengths(self) -> np.ndarray:
         """int64[num_lanes]: complete rows per lane."""
@@ -87,16 +88,6 @@ class FragmentBuffer:
     def full(self) -> np.ndarray:
         """bool[num_lanes]: lanes that can take no more rows."""
         return self.lengths() >= self.length
-
-    def add_holes(self, lanes: np.ndarray) -> None:
-        """The current rows of these lanes, which all move together, are no rows of the batch."""
-        self._holes.append(self.flat_rows(lanes))
-        self._num_holes[lanes] += 1
-
-    def target_reached(self) -> bool:
-        """Whether some lane has ``length`` rows, holes not counted; for lanes that all move together."""
-        assert self._together is not None
-        return self._together >= self.target and self._together - int(self._num_holes.min()) >= self.target
 
     def mark_start(self, lanes: np.ndarray, eps_ids: np.ndarray, t: np.ndarray) -> None:
         """From their next row on, these lanes' rows belong to ``eps_ids`` and count from step ``t``; all int64[K]."""
@@ -128,17 +119,12 @@ class FragmentBuffer:
         limits = first + lengths
         columns = dict(self.columns)
         position = np.arange(len(first) * self.length)
-        if self._holes or int(lengths.sum()) < len(position):
-            valid = np.arange(self.length) < lengths[:, None]
-            holes = np.concatenate(self._holes) if self._holes else position[:0]
-            valid.reshape(-1)[holes] = False
-            lengths = valid.sum(1)
-            valid = valid.reshape(-1)
-            position = np.cumsum(valid) - valid  # of a hole: where the next row goes
+        if int(lengths.sum()) < len(position):
+            valid = (np.arange(self.length) < lengths[:, None]).reshape(-1)
+            position = np.cumsum(valid) - valid
             keep = np.flatnonzero(valid)
             columns = {name: gather(column, keep) for name, column in columns.items()}
-            # a lane whose last row is a hole has just begun an episode: its last row of the batch was an end
-            written = (lengths[cut_lanes] > 0) & valid[limits[cut_lanes] - 1]
+            written = lengths[cut_lanes] > 0
             if not written.all():
                 cut_lanes, cut_obs = cut_lanes[written], gather(cut_obs, written)
         cuts = (limits[cut_lanes] - 1, cut_obs)
@@ -190,7 +176,6 @@ class FragmentBuffer:
         self.columns = columns
         self._starts = [(rows + rows // old * old, eps, t) for rows, eps, t in self._starts]
         self._finals = [(rows + rows // old * old, obs) for rows, obs in self._finals]
-        self._holes = [rows + rows // old * old for rows in self._holes]
         self._next = self._next + self._lane_ids * old
         self.length = 2 * old
 
