@@ -26,7 +26,9 @@ def test_help_and_version_load_nothing_heavy():
     assert "train  Train a policy" in done.stdout
 
 
-@pytest.mark.parametrize(("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, envs, eval, train, tune")])
+@pytest.mark.parametrize(
+    ("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, envs, eval, train, tune")]
+)
 def test_unknown_command_names_the_nearest(word, hint):
     done = CliRunner().invoke(main, [word])
     assert done.exit_code == 2
