@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--env", default="CartPole-v1")
     parser.add_argument("--num-envs", type=int, default=64)
     parser.add_argument("--num-workers", type=int, default=None)
+    parser.add_argument("--start-method", default="forkserver")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
@@ -80,6 +81,7 @@ def main() -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
 
     def pool(**options: Any) -> float:
+        options["start_method"] = given.start_method
         return bench_pool(env_id, count, given.num_workers, seconds=seconds, **options)["steps_per_s"]
 
     makers = [lambda: make(env_id)] * count
@@ -94,7 +96,7 @@ def main() -> None:
     )
     sleeping = compare(
         {
-            "pool": lambda: bench_straggler(16, 5.0, seconds)["steps_per_s"],
+            "pool": lambda: bench_straggler(16, 5.0, seconds, start_method=given.start_method)["steps_per_s"],
             "AsyncVectorEnv": lambda: gymnasium_steps("async", [SleepyEnv] * 16, seconds),
         },
         given.rounds,

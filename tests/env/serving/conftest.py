@@ -34,7 +34,7 @@ class Player(ServingEnv):
 
 
 class RuledPolicy(ScriptedPolicy):
-    """The action is the rounded sum of the observation modulo 3, whoever asks with whom; the value is its last number."""
+    """The action is the rounded sum of the observation modulo 3, whoever asks; the value is its last number."""
 
     def act(self, obs, explore=True):
         self.seen.append(obs.copy())
@@ -87,7 +87,7 @@ def drained(evaluator):
 
 @pytest.fixture
 def serve():
-    """``serve(play, **options) -> evaluator``, closed after the test. Sampling runs in the caller's thread by default."""
+    """``serve(play, **options) -> evaluator``, closed after the test; sampling runs in the caller's thread."""
     with contextlib.ExitStack() as stack:
 
         def make(play=None, policy=RuledPolicy, max_concurrent=4, settings=None, num_envs=1, **options):
