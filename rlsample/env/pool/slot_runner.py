@@ -15,6 +15,7 @@ from rlsample.env.base_env import EnvContext, slot_seed
 from rlsample.env.gym_wrappers import bad_result, peel
 from rlsample.env.pool.messages import pack_failure
 from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
+from rlsample.env.quick_contains import quicken
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
 from rlsample.errors import EnvFailedError, SpaceError
 from rlsample.tree import Tree, gather, leaves
@@ -122,6 +123,9 @@ class SlotRunner:
         self._shown_steps, self._asked = block.steps[mine], block.incarnation[mine]
         self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
         self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
+        for env in self._envs:
+            if env is not None:
+                quicken(env)
         shape, dtype = self._writer.shape, self._writer.dtype
         self._checks_obs = dtype is not None and dtype.kind == "f"
         self._has_floats = any(leaf.dtype.kind == "f" for leaf in leaves(self.stepped.obs))
@@ -285,6 +289,7 @@ class SlotRunner:
             try:
                 self._build(row)
                 require_same_spaces(self._envs[row], self.first + row, self._spaces, None)
+                quicken(self._envs[row])
                 built.append(row)
             except Exception as e:
                 failure = e if isinstance(e, EnvFailedError) else self._failure(row, e, "reset")
