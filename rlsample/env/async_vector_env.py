@@ -179,7 +179,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                             return None
                         if requests.all_published():
                             return requests.take_everyone()
-                    self._sleep(self.num_envs, None)
+                    self._sleep(self.num_envs, 0, None)
             except Exception:
                 self._raise_if_torn_down()
                 raise
@@ -194,7 +194,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                         requests = self._look_around()
                         if not requests.owed:
                             self._start_or_refuse()
-                        group = self._group_in_turn()
+                        unpublished, group = requests.num_unpublished(), self._group_in_turn()
                         enough = requests.enough_for(group) if group else self._enough(least)
                         over = deadline is not None and time.monotonic() >= deadline
                         there = enough == 0 if group else requests.num_published() >= enough
@@ -202,7 +202,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                             return self._take(group, most)
                         if over:
                             return requests.empty()
-                    self._sleep(enough, deadline)
+                    self._sleep(enough, unpublished, deadline)
             except Exception:
                 self._raise_if_torn_down()
                 raise
@@ -215,12 +215,12 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                 while True:
                     with self._lock:
                         requests = self._look_around()
-                        enough = requests.enough_for(slots)
+                        unpublished, enough = requests.num_unpublished(), requests.enough_for(slots)
                         if enough == 0:
                             batch = requests.take(slots)
                             order = {slot: k for k, slot in enumerate(slots)}
                             return reorder(batch, np.argsort([order[slot] for slot in batch.env_ids.tolist()]))
-                    self._sleep(enough, None)
+                    self._sleep(enough, unpublished, None)
             except Exception:
                 self._raise_if_torn_down()
                 raise
@@ -272,8 +272,11 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
     # ------------------------------------------------------------------ waiting and watching
 
-    def _sleep(self, enough: int, deadline: float | None) -> None:
-        """Until ``enough`` rows are published, something happens to a worker, or it is time to look around."""
+    def _sleep(self, enough: int, unpublished: int, deadline: float | None) -> None:
+        """Until ``enough`` rows are published, something happens to a worker, or it is time to look around.
+
+        Not at all if there is more by now than the ``unpublished`` results that ``enough`` was reckoned with.
+        """
         team, requests = self._team, self._requests
         now = time.monotonic()
         until = min([now + _WATCH_EVERY_S, *requests.delayed.values()]) if requests.delayed else now + _WATCH_EVERY_S
@@ -284,7 +287,6 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                 if requests.num_published() >= enough:
                     return
         common, heard = team.common, _NOBODY
-        unpublished = requests.num_unpublished()
         common[NEED] = enough if enough > 0 else 1
         fence()
         if requests.num_published() < enough and requests.num_unpublished() == unpublished and not self._closed:

@@ -236,18 +236,18 @@ class _Worker:
             self.step_s = _mean(self.step_s, (perf_counter() - started) / len(chunk))
             if not ordered:
                 self.publish(chunk)
-                self.reset_ahead(ended, announce=True)
+                self.reset_ahead(ended)
                 ended = []
         if ordered:  # quick resets are shown together with the ends: the pool will want them at once
             quick = len(ended) * self.reset_s < _PUBLISH_EVERY_S
             if quick:
-                self.reset_ahead(ended, announce=False)
+                self.reset_ahead(ended)
             self.publish(rows)
             if not quick:
-                self.reset_ahead(ended, announce=True)
+                self.reset_ahead(ended)
 
-    def reset_ahead(self, rows: list[int], announce: bool) -> None:
-        """Resets ended rows, if that is wanted; ``announce`` wakes a pool that may sleep for them alone."""
+    def reset_ahead(self, rows: list[int]) -> None:
+        """Resets ended rows, if that is wanted, and wakes a pool that waits for one of them."""
         if not self.loop.reset_ahead or not rows:
             return
         runner = self.runner
@@ -259,10 +259,9 @@ class _Worker:
             self.reset_s = _mean(self.reset_s, perf_counter() - started)
             self.flush()
             runner.ahead[row] = runner.request[row]
-        if announce:
-            fence()
-            if self.common[NEED]:
-                self.pool_bell.ring()
+        fence()
+        if self.common[NEED] and runner.wanted[rows].any():
+            self.pool_bell.ring()
 
     def publish(self, rows: list[int]) -> None:
         """Shows the pool these rows, and wakes it if it sleeps for no more than there are now."""

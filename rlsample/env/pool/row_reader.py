@@ -23,7 +23,7 @@ from rlsample.env.pool.shared_block import (
 from rlsample.env.pool.worker_team import WorkerTeam
 from rlsample.env.slot_states import ENDED, FAILED, WAITING, SlotStates
 from rlsample.errors import EnvFailedError
-from rlsample.tree import concat, gather, map_tree
+from rlsample.tree import gather, map_tree
 
 __all__ = ["ColumnInfos", "RowReader", "merge_batches", "reorder"]
 
@@ -154,7 +154,21 @@ def reorder(batch: StepBatch, rows: np.ndarray) -> StepBatch:
 
 def merge_batches(a: StepBatch, b: StepBatch) -> StepBatch:
     """The rows of both, by rising slot."""
-    infos = {**a.infos, **{row + len(a.env_ids): info for row, info in b.infos.items()}}
-    columns = [concat([x, y]) for x, y in zip(a[:6], b[:6], strict=True)]
-    merged = StepBatch._make([*columns, infos, {**a.failures, **b.failures}, None, None])
-    return reorder(merged, np.argsort(merged.env_ids))
+    ids = np.concatenate([a.env_ids, b.env_ids])
+    order = np.argsort(ids)
+    place = np.empty(len(ids), np.int64)
+    place[order] = np.arange(len(ids))
+    of_a, of_b = place[: len(a.env_ids)], place[len(a.env_ids) :]
+
+    def put(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        column = np.empty((len(ids), *x.shape[1:]), x.dtype)
+        column[of_a], column[of_b] = x, y
+        return column
+
+    columns = [put(x, y) for x, y in zip(a[2:6], b[2:6], strict=True)]
+    obs = put(a.obs, b.obs) if type(a.obs) is np.ndarray else map_tree(put, a.obs, b.obs)
+    infos: Mapping[int, dict[str, Any]] = {}
+    if a.infos or b.infos:
+        infos = {int(of_a[row]): info for row, info in a.infos.items()}
+        infos.update({int(of_b[row]): info for row, info in b.infos.items()})
+    return StepBatch._make([ids[order], obs, *columns, infos, {**a.failures, **b.failures}, None, None])

@@ -177,6 +177,7 @@ class SlotBlock:
         taken: uint32[N], written by the pool: the last answer it took.
         ahead: uint32[N], written by the worker: the request that ended the episode, once the slot is reset again.
         command: uint8[N]; STEP, RESET or RESTART.
+        wanted: bool[N], written by the pool: it waits for this slot's reset done ahead.
         incarnation: int32[N], of the env that RESTART builds.
         steps: int32[N], steps of the episode the latest row belongs to.
         actions: tree [N, ...].
@@ -193,7 +194,7 @@ class SlotBlock:
     ) -> None:
         take = _Cursor(buffer)
         self.request, self.done, self.taken, self.ahead = (take.array((num_envs,), np.uint32) for _ in range(4))
-        self.command = take.array((num_envs,), np.uint8)
+        self.command, self.wanted = take.array((num_envs,), np.uint8), take.array((num_envs,), np.bool_)
         self.incarnation, self.steps = (take.array((num_envs,), np.int32) for _ in range(2))
         obs_spec, action_spec = (leaf_spec(space) for space in spaces)
         self.actions = map_tree(lambda leaf: take.array((num_envs, *leaf.shape), leaf.dtype), action_spec)

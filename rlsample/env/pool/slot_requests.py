@@ -43,7 +43,8 @@ class SlotRequests:
         self._everyone = range(len(team.slots))
         self._incarnation = [0] * states.num_envs
         self._lost: dict[int, Death] = {}  # slots of dead workers that owe nothing
-        self._awaited: set[int] = set()  # ended slots that were asked to start while their worker still resets them
+        self._firsts: set[int] = set()  # ended slots that were asked to start, and have been reset ahead
+        self._awaited: set[int] = set()  # the same, while their worker is still at it
         self._last_taken = -1
         self.owed = 0
         self.failed_now: dict[int, EnvFailedError] = {}
@@ -76,15 +77,24 @@ class SlotRequests:
 
     def begin_resets(self, ids: np.ndarray) -> None:
         """Asks checked slots, waiting or ended, for a new episode."""
-        ended = self._states.code[ids] == ENDED if self._reset_ahead else np.zeros(len(ids), bool)
-        ahead = ids[ended]
-        self._states.code[ahead] = RESETTING
-        self.owed += len(ahead)
-        lost = self._those_lost(ahead)
-        self._awaited.update(slot for slot in ahead.tolist() if slot not in lost)
+        block, code = self._block, self._states.code
+        ended = code[ids] == ENDED
+        if not self._reset_ahead or not ended.all():
+            self.ask(ids[~ended] if self._reset_ahead else ids, RESET)
+            if not self._reset_ahead:
+                return
+            ids = ids[ended]
+        code[ids] = RESETTING
+        self.owed += len(ids)
+        lost = self._those_lost(ids)
         for slot in lost:
             self.failed_now[slot] = self._lost.pop(slot).failure(slot, None)
-        self.ask(ids[~ended], RESET)
+        ready = block.ahead[ids] == block.request[ids]
+        self._firsts.update(slot for slot in ids[ready].tolist() if slot not in lost)
+        if not ready.all():
+            late = ids[~ready]
+            block.wanted[late] = True
+            self._awaited.update(slot for slot in late.tolist() if slot not in lost)
 
     def restart(self, ids: Iterable[int]) -> None:
         """Has failed slots restarted when their back-off is over.
@@ -130,11 +140,13 @@ class SlotRequests:
     def worker_died(self, death: Death) -> None:
         """Turns what the worker's slots owe into failures."""
         block, code = self._block, self._states.code
+        self._look_at_awaited()
         for slot in self._team.slots[death.worker]:
             if code[slot] == FAILED or slot in self.delayed or slot in self.failed_now:
                 continue
-            if slot in self._awaited and block.ahead[slot] != block.request[slot]:
+            if slot in self._awaited:
                 self._awaited.discard(slot)
+                block.wanted[slot] = False
                 self.failed_now[slot] = death.failure(slot, None)
             elif block.done[slot] != block.request[slot]:
                 step = int(block.steps[slot]) + 1 if code[slot] == BUSY else None
@@ -160,17 +172,21 @@ class SlotRequests:
 
     def num_unpublished(self) -> int:
         """Failures, and first observations that were reset ahead, that could be taken now as well."""
-        return len(self.failed_now) + (len(self._awaited_now()) if self._awaited else 0)
+        if self._awaited:
+            self._look_at_awaited()
+        return len(self.failed_now) + len(self._firsts)
 
     def ready(self) -> set[int]:
         """The slots whose row or failure could be taken now."""
         published = np.flatnonzero(self._block.done != self._block.taken).tolist()
-        return {*published, *self.failed_now, *self._awaited_now()}
+        self._look_at_awaited()
+        return {*published, *self.failed_now, *self._firsts}
 
     def enough_for(self, slots: list[int]) -> int:
         """How many published rows there have to be before these slots can all be taken; 0: they can be now."""
         published = np.flatnonzero(self._block.done != self._block.taken).tolist()
-        missing = set(slots).difference(published, self.failed_now, self._awaited_now())
+        self._look_at_awaited()
+        missing = set(slots).difference(published, self.failed_now, self._firsts)
         return len(published) + len(missing) if missing else 0
 
     def owing(self, slots: Iterable[int]) -> list[int]:
@@ -189,7 +205,9 @@ class SlotRequests:
 
     def everyone_steps(self) -> bool:
         """Whether each slot owes a row and nothing is out of the ordinary."""
-        return self.owed == len(self._all_ids) and not (self.failed_now or self._awaited or self.delayed)
+        return self.owed == len(self._all_ids) and not (
+            self.failed_now or self._firsts or self._awaited or self.delayed
+        )
 
     def all_published(self) -> bool:
         """Whether every request is answered."""
@@ -203,25 +221,28 @@ class SlotRequests:
 
     def take_some(self, most: int | None) -> StepBatch:
         """Everything that is ready, or ``most`` of it: each slot has its turn, however fast others are."""
-        if self.failed_now or self._awaited:
+        if self.failed_now or most is not None:
             return self.take(self._next_in_turn(sorted(self.ready()), most))
         fresh = (self._block.done != self._block.taken).nonzero()[0]
-        if most is not None:
-            return self.take(self._next_in_turn(fresh.tolist(), most))
-        self.owed -= len(fresh)
-        return self._noted(self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh))
+        self.owed -= len(fresh) + len(self._firsts)
+        batch = self._rows.take(self._all_ids if len(fresh) == len(self._all_ids) else fresh)
+        if self._firsts:
+            firsts = self._rows.take_firsts(np.array(sorted(self._firsts)))
+            self._firsts.clear()
+            batch = merge_batches(batch, firsts) if len(fresh) else firsts
+        return self._noted(batch)
 
     def take(self, slots: Iterable[int]) -> StepBatch:
         """The rows or failures of slots that are ready, by rising slot."""
         slots = sorted(slots)
         self.owed -= len(slots)
         failed = {s: self.failed_now.pop(s) for s in slots if s in self.failed_now}
-        awaited = [s for s in slots if s in self._awaited]
-        self._awaited.difference_update(awaited)
-        plain = [s for s in slots if s not in failed and s not in awaited]
+        firsts = [s for s in slots if s in self._firsts]
+        self._firsts.difference_update(firsts)
+        plain = [s for s in slots if s not in failed and s not in firsts]
         batch = self._rows.take(self._all_ids if len(plain) == len(self._all_ids) else np.array(plain, np.int64))
-        if awaited:
-            batch = merge_batches(batch, self._rows.take_firsts(np.array(awaited)))
+        if firsts:
+            batch = merge_batches(batch, self._rows.take_firsts(np.array(firsts)))
         if failed:
             self._states.code[list(failed)] = FAILED
             batch = batch._replace(failures={**batch.failures, **failed})
@@ -236,15 +257,22 @@ class SlotRequests:
         return self._rows.empty()
 
     def _next_in_turn(self, slots: list[int], most: int | None) -> list[int]:
+        if most is None:
+            return slots
         after = self._last_taken
         chosen = ([s for s in slots if s > after] + [s for s in slots if s <= after])[:most]
         if chosen:
             self._last_taken = chosen[-1]
         return chosen
 
-    def _awaited_now(self) -> list[int]:
-        block = self._block
-        return [s for s in self._awaited if block.ahead[s] == block.request[s]]
+    def _look_at_awaited(self) -> None:
+        """Moves slots whose reset has been done meanwhile to the first ones that are there."""
+        if self._awaited:
+            block = self._block
+            now = [s for s in self._awaited if block.ahead[s] == block.request[s]]
+            block.wanted[now] = False
+            self._firsts.update(now)
+            self._awaited.difference_update(now)
 
     def _noted(self, batch: StepBatch) -> StepBatch:
         if batch.failures:

@@ -122,6 +122,7 @@ class SlotRunner:
         self._elapsed = np.zeros(self.count, np.int64)
         self._shown_steps, self._asked = block.steps[mine], block.incarnation[mine]
         self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
+        self.wanted = block.wanted[mine]
         self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
         for env in self._envs:
             if env is not None:
