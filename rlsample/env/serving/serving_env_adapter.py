@@ -82,6 +82,7 @@ class ServingEnvAdapter(BaseEnv):
         self._late = False
         self._deferred: list[ServedEpisode] = []
         self._cuts: dict[int, EpisodeCutError] = {}
+        self._logged: set[int] = set()  # slots whose waiting row brought its action
         self._handed: np.ndarray | None = None  # slots of the last poll, all of which wait for an action
         self._no_flags = np.zeros(self.num_envs, bool)
         self._no_flags.flags.writeable = False
@@ -245,7 +246,10 @@ class ServingEnvAdapter(BaseEnv):
             terminated, truncated, logged = no_flags, no_flags, None
         else:
             terminated, truncated, mask = kinds == TERMINATED, kinds == TRUNCATED, kinds == LOGGED
-            logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes]) if mask.any() else None
+            logged = None
+            if mask.any():
+                logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes])
+                self._logged.update(lanes[mask].tolist())
             rows.kinds[lanes] = ASKED
         new = [row for row, episode in enumerate(episodes) if not episode.begun]
         is_first = self._begin(episodes, new) if new else no_flags
@@ -303,8 +307,13 @@ class ServingEnvAdapter(BaseEnv):
         self._handed = None
         self._code[env_ids] = BUSY
         self._num_held -= len(answers)
-        self.stats["answered"] += len(answers)
-        self._desk.hand_over(env_ids.tolist(), answers)
+        lanes = env_ids.tolist()
+        if self._logged:  # their client may wait already for a later row's answer
+            asked = [k for k, lane in enumerate(lanes) if lane not in self._logged]
+            self._logged.difference_update(lanes)
+            lanes, answers = [lanes[k] for k in asked], [answers[k] for k in asked]
+        self.stats["answered"] += len(lanes)
+        self._desk.hand_over(lanes, answers)
 
     def refuse(self, env_ids: np.ndarray, error: BaseException) -> None:
         """Answers waiting slots with an error, as no action can be had: closes their episodes, which break off here.
@@ -361,6 +370,7 @@ class ServingEnvAdapter(BaseEnv):
         lane = episode.lane
         self._desk.lanes.kinds[lane] = ASKED
         self._desk.lanes.infos.pop(lane, None)
+        self._logged.discard(lane)
         self._not_prompt(episode)
         if not episode.begun:
             self._desk.registry.free_lane(lane)
