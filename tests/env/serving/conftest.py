@@ -38,7 +38,7 @@ class RuledPolicy(ScriptedPolicy):
 
     def act(self, obs, explore=True):
         self.seen.append(obs.copy())
-        actions = np.round(np.clip(obs, -1e6, 1e6).sum(1)).astype(np.int64) % 3
+        actions = np.round(np.nan_to_num(obs, posinf=0, neginf=0).clip(-1e6, 1e6).sum(1)).astype(np.int64) % 3
         return ActOutput(actions, {"action_logp": -obs[:, 0] / 8, "values": obs[:, -1].copy()})
 
     def values(self, obs):

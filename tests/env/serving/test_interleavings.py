@@ -191,7 +191,7 @@ class Interleavings(RuleBasedStateMachine):
             lambda: self.env.end_episode(at(0, 0), given),
             lambda: self.env.request_action(at(0, 0), given, print),
         ]
-        with pytest.raises(ServingError, match="has ended|never started"):
+        with pytest.raises(ServingError, match=r"has ended|never started"):
             self.threads[thread].do(calls[call])
 
     @precondition(has_open)
