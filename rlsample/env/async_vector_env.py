@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -77,7 +78,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         seed: int | None = None,
         worker_index: int = 0,
     ) -> None:
-        self._closed, self._torn_down = False, False
+        self._closed, self._torn_down, self._owner = False, False, os.getpid()
         # a signal handler may close the pool in the thread that polls it, hence the R
         self._lock, self._polling = threading.RLock(), threading.RLock()
         settings = settings or EnvSettings()
@@ -150,8 +151,8 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
     def close(self) -> None:
         self._closed = True
-        if self._torn_down or not hasattr(self, "_team"):
-            return
+        if self._torn_down or not hasattr(self, "_team") or os.getpid() != self._owner:
+            return  # a child that was forked off has only a copy of this object
         with contextlib.suppress(OSError, ValueError):  # another thread may be faster
             self._team.ring_pool()
         with self._polling, self._lock:

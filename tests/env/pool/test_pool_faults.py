@@ -11,6 +11,7 @@ import pytest
 
 from rlsample.env import as_base_env
 from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError, SpaceError
+from rlsample.testing import CountEnv
 from rlsample.testing.faulty_env import Fault, faulty_factory
 
 HANG = {"step_timeout_s": 0.5}
@@ -168,6 +169,22 @@ def test_a_reset_that_fails(make_pool, tally, kind, reset_ahead, ordered):
     assert ("reset raised RuntimeError" if kind == "raise" else "worker 0") in str(failures[0])
     env.try_restart(np.array([0]))
     game.until(lambda g: len(g.episodes(0)) >= 2)
+
+
+@pytest.mark.parametrize("reset_ahead", [True, False])
+def test_a_first_observation_that_is_no_number_costs_no_row(make_pool, reset_ahead):
+    class Bad(CountEnv):
+        def observe(self):
+            return np.array([np.nan if self.resets == 2 and self.k == 0 else self.k], np.float32)
+
+    env = make_pool(2, make=lambda ctx: Bad(1) if ctx.slot_index else CountEnv(1), reset_ahead=reset_ahead)
+    env.poll()
+    env.send_actions(env.all_ids, np.zeros(2, int))
+    assert env.poll().terminated.all()
+    first = env.try_reset(env.all_ids)
+    assert first.env_ids.tolist() == [0]
+    assert str(first.failures[1]).startswith("slot 1: observation holds nan; mend the env")
+    assert first.failures[1].episode_step is None
 
 
 def test_the_budget_counts_each_slot_and_the_back_off_doubles(make_pool):

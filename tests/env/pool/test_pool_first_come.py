@@ -187,6 +187,39 @@ def test_groups_take_turns_and_share_the_workers(make_pool):
     assert polls == [[0, 2, 4], [1, 3, 5]] * 3
 
 
+LAYOUTS = [
+    {"num_workers": 2},
+    {"num_workers": 3, "ordered": False},
+    {"num_workers": 3, "batch_size": 5},
+    {"num_workers": 3, "groups": 2},
+    {"num_workers": 2, "batch_size": 3, "spin_us": 20.0},
+    {"num_workers": 4, "ordered": False, "reset_ahead": False},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_no_wake_up_is_lost(make_pool, tally, layout):
+    """The pool looks around four times a second anyway, which would hide a wake-up that never came."""
+    env = make_pool(9, env={"n": 3}, **layout)
+    waiter, lost = env._team.waiter, []
+    wait = waiter.wait
+
+    def timed(timeout_s):
+        started = time.monotonic()
+        heard = wait(timeout_s)
+        enough = env._team.common[0]
+        if time.monotonic() - started > 0.2 and env._requests.num_published() >= enough > 0:
+            lost.append(enough)
+        return heard
+
+    waiter.wait = timed
+    game = tally(env)
+    for _ in range(1500):
+        game.turn()
+    assert not lost
+    assert not any(game.failures.values())
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

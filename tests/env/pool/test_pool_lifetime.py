@@ -191,6 +191,18 @@ def test_a_signal_handler_may_close_the_pool_that_is_polled(make_pool):
         signal.signal(signal.SIGALRM, before)
 
 
+def test_a_forked_child_cannot_close_its_parents_pool(make_pool):
+    env = make_pool(2, num_workers=2)
+    env.poll()
+    child = os.fork()
+    if not child:
+        env.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    env.send_actions(env.all_ids, np.zeros(2, int))
+    assert env.poll().obs.ravel().tolist() == [1, 1]
+
+
 def test_a_pool_that_is_dropped_is_closed(tmp_path):
     env = as_base_env(faulty_factory(), 2, backend="process", pool={"start_method": "fork"})
     pids = env.worker_pids
