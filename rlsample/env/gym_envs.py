@@ -15,6 +15,7 @@ import numpy as np
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.quick_contains import quicken
 from rlsample.env.saved_state import pickled
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
@@ -88,6 +89,8 @@ class GymEnvs(BaseEnv):
         first = self._envs[0]
         assert first is not None
         self.observation_space, self.action_space = first.observation_space, first.action_space
+        for env in self._envs:
+            quicken(env)
         peeled = [peel(env) for env in self._envs]  # type: ignore[arg-type]
         self._steps = [step for step, _ in peeled]
         self._limits = np.array([limit for _, limit in peeled])
@@ -315,6 +318,7 @@ class GymEnvs(BaseEnv):
                 env = self._envs[slot]
                 if env is None:
                     self._envs[slot] = env = self._build(slot)
+                    quicken(env)
                     self._steps[slot], self._limits[slot] = peel(env)
                 ob, info = env.reset(seed=None if self._seeded[slot] else self._first_seed(slot))
                 self._writer.write(obs, row, ob, slot, None)

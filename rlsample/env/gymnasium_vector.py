@@ -24,6 +24,7 @@ from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 from rlsample.env.base_env import StepBatch
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.lockstep import LockstepEnv
+from rlsample.env.quick_contains import quicken
 from rlsample.env.slot_states import ENDED, RESETTING
 from rlsample.env.spaces import zeros_columns
 from rlsample.errors import ConfigError, EnvProtocolError, SpaceError
@@ -60,6 +61,7 @@ class GymnasiumVectorAdapter(LockstepEnv):
     ) -> None:
         self.env = env
         self.mode = _autoreset_mode(env)
+        quicken(env)
         self.resets_by_stepping = self.mode is AutoresetMode.NEXT_STEP
         self._generic = isinstance(env.unwrapped, (SyncVectorEnv, AsyncVectorEnv))
         self.copies_obs = not (type(env) in (SyncVectorEnv, AsyncVectorEnv) and env.copy)  # type: ignore[attr-defined]

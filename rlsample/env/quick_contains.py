@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 __all__ = ["quicken"]
 
@@ -28,8 +29,37 @@ class _QuickContains:
         return gymnasium.spaces.Discrete.contains(self.space, x)
 
 
-def quicken(env: gymnasium.Env[Any, Any]) -> None:
-    """Gives the env's own Discrete action space the quick check, if it is exactly that; anything else is left alone."""
+class _QuickBatchContains:
+    """The same for a vector env's batch of Discrete actions: a flat MultiDiscrete whose entries are all alike."""
+
+    __slots__ = ("dtype", "first", "last", "shape", "space")
+
+    def __init__(self, space: gymnasium.spaces.MultiDiscrete) -> None:
+        self.space, self.shape, self.dtype = space, space.shape, space.dtype
+        self.first, self.last = int(space.start[0]), int(space.start[0] + space.nvec[0] - 1)
+
+    def __call__(self, x: Any) -> bool:
+        if type(x) is np.ndarray and x.shape == self.shape and x.dtype == self.dtype:
+            values = x.tolist()  # its min and max are faster than numpy's up to a few hundred
+            return self.first <= min(values) and max(values) <= self.last
+        return gymnasium.spaces.MultiDiscrete.contains(self.space, x)
+
+
+def quicken(env: Any) -> None:
+    """Gives the env's own action space the quick check, if it is a plain Discrete, or a vector env's batch of one.
+
+    Args:
+        env: a ``gymnasium.Env`` or ``gymnasium.vector.VectorEnv``; any other action space is left alone.
+    """
     space = getattr(env.unwrapped, "action_space", None)
-    if type(space) is gymnasium.spaces.Discrete and "contains" not in vars(space):
+    if space is None or "contains" in vars(space):
+        return
+    if type(space) is gymnasium.spaces.Discrete:
         space.contains = _QuickContains(space)  # type: ignore[method-assign]
+    elif type(space) is gymnasium.spaces.MultiDiscrete and _is_batch(space):
+        space.contains = _QuickBatchContains(space)  # type: ignore[method-assign]
+
+
+def _is_batch(space: gymnasium.spaces.MultiDiscrete) -> bool:
+    alike = (space.nvec == space.nvec.flat[0]).all() and (space.start == space.start.flat[0]).all()
+    return space.nvec.ndim == 1 and space.nvec.size <= 256 and bool(alike)

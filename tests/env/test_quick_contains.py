@@ -8,7 +8,7 @@ import pickle
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 from rlsample.env.quick_contains import quicken
 
@@ -61,3 +61,26 @@ def test_other_spaces_and_subclasses_are_left_alone():
     wrapped = gymnasium.make("CartPole-v1")
     quicken(wrapped)
     assert "contains" in vars(wrapped.unwrapped.action_space)
+
+
+BATCHES = [MultiDiscrete([3] * 4), MultiDiscrete([3] * 4, start=[-1] * 4), MultiDiscrete([2] * 4, dtype=np.int8)]
+
+
+@pytest.mark.parametrize("space", BATCHES, ids=str)
+def test_batches_are_judged_as_by_the_space(space):
+    plain, quick = copy.deepcopy(space), Holder(copy.deepcopy(space))
+    quicken(quick)
+    assert "contains" in vars(quick.action_space)
+    rows = [[0, 1, 0, 1], [0, 1, 2, 1], [-1, 0, 1, 0], [0, 0, 0, 3], [-2, 0, 0, 0], [0, 1, 0]]
+    values = [np.array(row).astype(dtype) for row in rows for dtype in (np.int64, np.int8, np.float32, np.uint64)]
+    for x in [*values, *rows, np.zeros((2, 2), np.int64), np.zeros(4, bool), None, 1]:
+        assert quick.action_space.contains(x) == plain.contains(x), x
+    twin = pickle.loads(pickle.dumps(quick.action_space))
+    assert twin.contains.space is twin
+
+
+def test_uneven_batches_are_left_alone():
+    for space in (MultiDiscrete([2, 3]), MultiDiscrete([[2, 2], [2, 2]]), MultiDiscrete([2, 2], start=[0, 1])):
+        env = Holder(space)
+        quicken(env)
+        assert "contains" not in vars(space)
