@@ -17,13 +17,16 @@ def worker_cpus(settings: PoolSettings, num_workers: int, nodes: Path = _NODES) 
 
     ``thread_affinity_offset=k`` pins worker i to core ``(k + i) mod cores`` of those it may use; ``numa`` chooses
     these: all, those of one node, or those of node ``i mod nodes``. Memory follows, since a worker touches its rows
-    first.
+    first. Without an offset, a worker per core has each its own: the kernel would often queue two behind one another
+    when they are woken together, and leave a core idle.
 
     Raises:
         ConfigError: a NUMA node that does not exist, or has no usable core.
     """
     usable = usable_cpus()
     offset, numa = settings.thread_affinity_offset, str(settings.numa)
+    if offset is None:
+        offset = 0 if numa == "off" and num_workers == len(usable) > 1 else -1
     if numa == "off":
         pools: list[list[int]] = [usable] * num_workers
     else:

@@ -36,7 +36,10 @@ class PoolSettings:
         (), "numbers of these names are the infos, sent as columns; none: whole infos, pickled"
     )
     start_method: str = option("forkserver", "forkserver, spawn, or fork (refused where threads make it unsafe)")
-    thread_affinity_offset: int = option(-1, "pin worker i to usable core (offset + i) mod cores; -1: do not pin")
+    thread_affinity_offset: int | None = option(
+        None,
+        "pin worker i to usable core (offset + i) mod cores; -1: do not pin; none: 0 for a worker per core, or -1",
+    )
     numa: str = option("off", "off; spread: workers over the NUMA nodes in turn; a number: all on that node")
     threads_per_worker: int = option(1, "OMP, MKL and OpenBLAS threads of each worker")
     spin_us: float | None = option(
@@ -62,8 +65,9 @@ class PoolSettings:
             raise ConfigError(f"close_timeout_s must be > 0, got {self.close_timeout_s!r}")
         if isinstance(self.info_keys, str) or not all(isinstance(key, str) for key in self.info_keys):
             raise ConfigError(f"info_keys must be names, got {self.info_keys!r}")
-        if not isinstance(self.thread_affinity_offset, int) or self.thread_affinity_offset < -1:
-            raise ConfigError(f"thread_affinity_offset must be an int >= -1, got {self.thread_affinity_offset!r}")
+        offset = self.thread_affinity_offset
+        if offset is not None and (not isinstance(offset, int) or offset < -1):
+            raise ConfigError(f"thread_affinity_offset must be an int >= -1 or None, got {offset!r}")
         numa = str(self.numa)
         if numa not in ("off", "spread") and not numa.isdecimal():
             raise ConfigError(f"numa must be 'off', 'spread' or a node's number, got {self.numa!r}")

@@ -227,6 +227,8 @@ def test_workers_are_spread_over_nodes_and_pinned(tmp_path, monkeypatch):
         return worker_cpus(PoolSettings(**options), workers, tmp_path)
 
     assert cpus() == [None, None, None]
+    assert cpus(workers=5) == [[1], [2], [3], [4], [5]]
+    assert cpus(workers=5, thread_affinity_offset=-1) == [None] * 5
     assert cpus(thread_affinity_offset=1) == [[2], [3], [4]]
     assert cpus(workers=6, thread_affinity_offset=3)[:4] == [[4], [5], [1], [2]]
     assert cpus(numa="spread") == [[1, 2, 3], [4, 5], [1, 2, 3]]
