@@ -17,7 +17,7 @@ from rlsample.policy import PPOPolicy
 __all__ = ["bench_serving"]
 
 _EPISODE_STEPS = 200
-_FRAGMENT_ROWS = 128
+_FRAGMENT_ROWS, _BATCH_ROWS = 128, 2048  # at least
 
 
 class _AskingClients(ServingEnv):
@@ -71,7 +71,10 @@ def bench_serving(clients: int, seconds: float, http: bool = False) -> dict[str,
     if clients < 1:
         raise ConfigError(f"clients must be at least 1, got {clients}")
     env = _AskingClients(clients)
-    options: dict[str, Any] = {"rollout_fragment_length": _FRAGMENT_ROWS, "sample_queue_size": 64}
+    options: dict[str, Any] = {
+        "rollout_fragment_length": max(_FRAGMENT_ROWS, _BATCH_ROWS // clients),
+        "sample_queue_size": 64,
+    }
     evaluator = CommonPolicyEvaluator(env, PPOPolicy, num_envs=clients, seed=0, **options)
     with evaluator:
         _sample_for(evaluator, 0.5)

@@ -85,7 +85,7 @@ class ServedSampler(Sampler):
         return SampleBatch.concat(pieces) if len(pieces) > 1 else pieces[0]
 
     def _enough(self) -> bool:
-        return self._rows + sum(piece.count for piece in self._pieces) >= self._target
+        return self._rows + (sum(piece.count for piece in self._pieces) if self._pieces else 0) >= self._target
 
     def _lane_full(self) -> bool:
         return self._rows >= self._buffer.length and self._buffer.any_full()

@@ -76,7 +76,7 @@ class EpisodeRegistry:
             lane = self._free.pop()
             episode = ServedEpisode(episode_id or f"{self._prefix}{self._started}", lane, bool(training_enabled))
             self.open[episode.id] = self.by_lane[lane] = episode
-        self._own().append(episode)
+        self._add_own(episode)
         return episode
 
     def _has_place(self, episode_id: str | None) -> bool:
@@ -144,8 +144,14 @@ class EpisodeRegistry:
     def _own(self) -> list[ServedEpisode]:
         """The open episodes that the calling thread started."""
         mine: list[ServedEpisode] = [e for e in getattr(self._mine, "episodes", ()) if e.closed is None]
-        self._mine.episodes = mine
+        self._mine.episodes, self._mine.sweep_at = mine, 2 * len(mine) + 8
         return mine
+
+    def _add_own(self, episode: ServedEpisode) -> None:
+        mine: list[ServedEpisode] = getattr(self._mine, "episodes", [])
+        if len(mine) < 8 or len(mine) >= self._mine.sweep_at:  # a server's thread may have thousands
+            mine = self._own()
+        mine.append(episode)
 
     def _only(self) -> ServedEpisode:
         self.require_not_over()

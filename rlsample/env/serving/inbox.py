@@ -24,22 +24,30 @@ class Inbox:
 
     Attributes:
         ready: the entries.
-        take_turn: does one turn of sampling in the calling thread; False: the sampling thread has to go on. It must not
-            raise. None: nobody else takes turns.
-        called: the sampling thread was woken to go on, not for an entry.
     """
 
-    __slots__ = ("_bell", "_parked", "_target", "called", "ready", "take_turn")
+    __slots__ = ("_bell", "_called", "_error", "_may_go_on", "_parked", "_take_turn", "_target", "ready")
 
     def __init__(self) -> None:
         self.ready: collections.deque[ServedEpisode] = collections.deque()
-        self.take_turn: Callable[[], bool] | None = None
-        self.called = False
         self._target = _NEVER
         self._bell = threading.Lock()
         self._bell.acquire()
         self._parked = threading.Lock()  # free: the sampling thread is parked, its turn may be taken
         self._parked.acquire()
+        self._take_turn: Callable[[], None] | None = None
+        self._may_go_on: Callable[[], bool] = bool
+        self._called = False
+        self._error: BaseException | None = None
+
+    def lend_turns(self, take_turn: Callable[[], None] | None, may_go_on: Callable[[], bool] = bool) -> None:
+        """Lets clients work while the sampling thread is parked.
+
+        Args:
+            take_turn: does one turn of sampling in the calling thread. None: nobody else does.
+            may_go_on: whether after it the sampling thread may stay parked.
+        """
+        self._take_turn, self._may_go_on = take_turn, may_go_on
 
     def put(self, episode: ServedEpisode) -> None:
         """Adds an entry and wakes the waiting thread if it is the last one that was waited for."""
@@ -53,23 +61,38 @@ class Inbox:
         self.ready.append(episode)
         if len(self.ready) >= self._target:
             self._target = _NEVER
-            if self.take_turn is not None and self._parked.acquire(False):
+            if self._take_turn is not None and self._parked.acquire(False):
                 try:
-                    self._work(self.take_turn)
+                    self._work(self._take_turn)
                 finally:
                     self._parked.release()
             else:
                 self.ring()
 
-    def _work(self, take_turn: Callable[[], bool]) -> None:
-        if take_turn():
-            self._target = 1
-            if not self.ready:
-                return
-            self._target = _NEVER  # an entry came meanwhile, and saw no target
-        else:
-            self.called = True
-        self.ring()
+    def _work(self, take_turn: Callable[[], None]) -> None:
+        done = False
+        try:
+            take_turn()
+            done = self._may_go_on()
+        except BaseException as e:
+            self._error = e
+            if not isinstance(e, Exception):  # Ctrl-C is for the client too
+                raise
+        finally:
+            if done:
+                self._target = 1
+            if not done or self.ready:  # entries that came meanwhile saw no target
+                self._target = _NEVER
+                self._called = not done
+                self.ring()
+
+    def was_called(self) -> bool:
+        """Whether a client's turn woke the sampling thread to go on itself. What that turn raised is raised here."""
+        called, self._called = self._called, False
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return called
 
     def ring(self) -> None:
         """Wakes the thread that waits, or the next one that will."""

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
 
-from rlsample.env.serving.served_episode import ASKED, QueuedRow
+from rlsample.env.serving.served_episode import ASKED, LOGGED, QueuedRow
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows, zeros_columns
 from rlsample.errors import EnvFailedError, ServingError, SpaceError
 from rlsample.tree import Tree, assign, gather, leaves
 
-__all__ = ["LaneRows", "checked_reward"]
+__all__ = ["MAX_REWARD", "LaneRows", "TakenRows", "checked_reward"]
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 _ONE = np.zeros(1, np.int64)
+
+
+class TakenRows(NamedTuple):
+    """K rows gathered from their lanes: copies.
+
+    Attributes:
+        lanes: int64[K]; ``obs``, ``rewards`` as in a StepBatch; ``infos`` row -> info.
+        kinds: int8[K], or None where all were asked.
+        actions, logp: tree [K, ...] and float32[K] where some row was logged, else None.
+    """
+
+    lanes: np.ndarray
+    obs: Tree
+    rewards: np.ndarray
+    infos: dict[int, dict[str, Any]]
+    kinds: np.ndarray | None
+    actions: Tree
+    logp: np.ndarray | None
 
 
 class LaneRows:
@@ -115,6 +133,25 @@ class LaneRows:
         if action is not None:
             assign(self.actions, slice(lane, lane + 1), action)
             self.logp[lane] = logp
+
+    def take(self, lanes: list[int]) -> TakenRows:
+        """The rows of distinct lanes, copied. Every kind is ASKED again."""
+        at = np.array(lanes, np.int64)
+        obs, rewards, kinds = gather(self.obs, at), self.rewards[at], self.kinds[at]
+        infos: dict[int, dict[str, Any]] = {}
+        if self.infos:
+            infos = {row: self.infos.pop(lane) for row, lane in enumerate(lanes) if lane in self.infos}
+        if kinds.tobytes().count(ASKED) == len(lanes):
+            return TakenRows(at, obs, rewards, infos, None, None, None)
+        self.kinds[at] = ASKED
+        if LOGGED in kinds.tobytes():
+            return TakenRows(at, obs, rewards, infos, kinds, gather(self.actions, at), self.logp[at])
+        return TakenRows(at, obs, rewards, infos, kinds, None, None)
+
+    def clear(self, lane: int) -> None:
+        """Forgets the lane's row, which nobody will take."""
+        self.kinds[lane] = ASKED
+        self.infos.pop(lane, None)
 
     def holds(self, lane: int, obs: Tree) -> bool:
         """Whether the lane's row has this observation, a tree [1, ...], bit for bit."""

@@ -44,6 +44,10 @@ class ServingEnv(threading.Thread):
     what log_returns gives until the next one is its reward, and the observation of the next one (or of end_episode) is
     its next observation.
 
+    All threads share the interpreter's lock. Answers come while the learner computes in torch or large numpy calls,
+    which let go of it; one that is busy in Python itself gives it up only every ``sys.getswitchinterval()``: 5 ms for
+    the whole process, so it is left as it is. Lower it if you have such a learner and clients in a hurry.
+
     When ``run()`` returns or raises, serving is over: other threads' calls raise, what was queued is still sampled, and
     then ``sample()`` raises (see :class:`~rlsample.evaluation.served_sampler.ServedSampler`).
 

@@ -24,7 +24,6 @@ from rlsample.env.serving.serving_env import ServingEnv
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec
 from rlsample.errors import ConfigError, EnvClosedError, EnvProtocolError
-from rlsample.tree import gather
 
 __all__ = ["ServingEnvAdapter"]
 
@@ -87,8 +86,7 @@ class ServingEnvAdapter(BaseEnv):
         self._no_flags = np.zeros(self.num_envs, bool)
         self._no_flags.flags.writeable = False
         self._next_check = np.inf if settings.idle_timeout_s is None else -np.inf
-        self._closed = False
-        self._turn_error: BaseException | None = None
+        self._running = self._closed = False
 
     # ------------------------------------------------------------------ poll
 
@@ -100,8 +98,10 @@ class ServingEnvAdapter(BaseEnv):
             EnvClosedError: the env is closed, or was while this waited.
             EnvProtocolError: every slot waits for an action or a reset.
         """
-        if self.env.ident is None and not self._closed:
-            self.env.start()
+        if not self._running and not self._closed:
+            self._running = True
+            if self.env.ident is None:
+                self.env.start()
         deadline = np.inf if timeout_s is None else time.monotonic() + timeout_s
         episodes: list[ServedEpisode] = []
         self._handed = None
@@ -135,9 +135,7 @@ class ServingEnvAdapter(BaseEnv):
                 return False
             self._require_some_open()
             self._wait_long(expected, min(deadline, self._next_check, now + _LONGEST_WAIT_S) - now)
-            if inbox.called:
-                inbox.called = False
-                self._raise_turn_error()
+            if inbox.was_called():
                 return False
         self._require_not_closed()
         self._late = len(inbox.ready) < expected
@@ -157,11 +155,6 @@ class ServingEnvAdapter(BaseEnv):
         if self._closed:
             raise EnvClosedError("the served env is closed, or was closed while this waited")
 
-    def _raise_turn_error(self) -> None:
-        error, self._turn_error = self._turn_error, None
-        if error is not None:
-            raise error
-
     def let_clients_work(self, take_turn: Callable[[], None]) -> None:
         """While poll waits for a single client, that client's thread may call ``take_turn`` to have itself answered.
 
@@ -169,16 +162,7 @@ class ServingEnvAdapter(BaseEnv):
             take_turn: polls with ``timeout_s=0`` and sends actions, as the thread would that waits in poll. What it
                 raises is raised by that thread's poll. If it leaves slots waiting, that poll returns empty.
         """
-
-        def turn() -> bool:
-            try:
-                take_turn()
-            except BaseException as e:
-                self._turn_error = e
-                return False
-            return not self._num_held and self._num_prompt <= 1
-
-        self._desk.inbox.take_turn = turn
+        self._desk.inbox.lend_turns(take_turn, lambda: not self._num_held and self._num_prompt <= 1)
 
     def _require_some_open(self) -> None:
         code = self._states.code.tobytes()
@@ -233,26 +217,10 @@ class ServingEnvAdapter(BaseEnv):
         return True
 
     def _step_batch(self, episodes: list[ServedEpisode]) -> StepBatch:
-        rows, count = self._desk.lanes, len(episodes)
-        lanes = np.array([episode.lane for episode in episodes], np.int64)
-        obs, rewards, kinds = gather(rows.obs, lanes), rows.rewards[lanes], rows.kinds[lanes]
-        infos: dict[int, dict[str, Any]] = {}
-        if rows.infos:
-            at = {episode.lane: row for row, episode in enumerate(episodes)}
-            infos = {at[lane]: rows.infos.pop(lane) for lane in list(rows.infos) if lane in at}
-        no_flags = self._no_flags[:count]
-        plain = kinds.tobytes().count(ASKED) == count
-        if plain:
-            terminated, truncated, logged = no_flags, no_flags, None
-        else:
-            terminated, truncated, mask = kinds == TERMINATED, kinds == TRUNCATED, kinds == LOGGED
-            logged = None
-            if mask.any():
-                logged = LoggedActions(mask, gather(rows.actions, lanes), rows.logp[lanes])
-                self._logged.update(lanes[mask].tolist())
-            rows.kinds[lanes] = ASKED
+        rows = self._desk.lanes.take([episode.lane for episode in episodes])
+        count, lanes, kinds = len(episodes), rows.lanes, rows.kinds
         new = [row for row, episode in enumerate(episodes) if not episode.begun]
-        is_first = self._begin(episodes, new) if new else no_flags
+        is_first = self._begin(episodes, new) if new else self._no_flags[:count]
         if self._late:
             self._forget_prompt()
         for episode in episodes:
@@ -264,15 +232,23 @@ class ServingEnvAdapter(BaseEnv):
             self._desk.make_room()
         self._code[lanes] = WAITING
         self._num_held += count
-        self.stats["batches"] += 1
-        if plain:
+        self.stats["batches"] += count > 0
+        failures, self._cuts = self._cuts, {}
+        terminated = truncated = self._no_flags[:count]
+        logged = None
+        if kinds is None:
             self._handed = lanes
         else:
+            terminated, truncated = kinds == TERMINATED, kinds == TRUNCATED
             self._code[lanes[kinds >= TERMINATED]] = ENDED
             for row in np.flatnonzero(kinds != ASKED).tolist():
                 self._not_prompt(episodes[row])
-        failures, self._cuts = self._cuts, {}
-        return StepBatch(lanes, obs, rewards, terminated, truncated, is_first, infos, failures, None, logged)
+        if kinds is not None and rows.logp is not None:
+            logged = LoggedActions(kinds == LOGGED, rows.actions, rows.logp)
+            self._logged.update(lanes[logged.mask].tolist())
+        return StepBatch(
+            lanes, rows.obs, rows.rewards, terminated, truncated, is_first, rows.infos, failures, None, logged
+        )
 
     def _begin(self, episodes: list[ServedEpisode], new: list[int]) -> np.ndarray:
         is_first = np.zeros(len(episodes), bool)
@@ -324,8 +300,7 @@ class ServingEnvAdapter(BaseEnv):
         for lane in self._states.require_waiting(env_ids).tolist():
             episode = self._desk.registry.by_lane[lane]
             assert episode is not None
-            asked = lane in self._desk.asking
-            held = not asked and episode.mutex.acquire(timeout=1.0)  # a client may be just sending
+            held = not episode.waiting and episode.mutex.acquire(timeout=1.0)  # a client may be just sending
             self._desk.registry.close(episode, f"was closed, as no action could be had: {error}")
             self._cut(episode, f"got no action: {type(error).__name__}: {error}")
             if held:
@@ -368,8 +343,7 @@ class ServingEnvAdapter(BaseEnv):
         """What is still on its way of a closed episode is dropped; its slot fails, or is free if it had no row."""
         episode.dead, episode.in_place = True, -1
         lane = episode.lane
-        self._desk.lanes.kinds[lane] = ASKED
-        self._desk.lanes.infos.pop(lane, None)
+        self._desk.lanes.clear(lane)
         self._logged.discard(lane)
         self._not_prompt(episode)
         if not episode.begun:
@@ -408,10 +382,12 @@ class ServingEnvAdapter(BaseEnv):
         self._desk.stop(f"sampling has ended: {type(error).__name__}: {error}", error)
 
     def close(self) -> None:
-        """Ends every call with a ServingError, and waits at most 5 s for ``run()`` to end."""
+        """Ends every call with a ServingError, then waits at most 5 s for ``run()`` to end."""
         first, self._closed = not self._closed, True
         self._desk.stop("the served env was closed")
-        if first:
-            self.env.interrupt()
-        if self.env.ident is not None and self.env is not threading.current_thread():
-            self.env.join(_JOIN_S)
+        try:
+            if first:
+                self.env.interrupt()
+        finally:
+            if self.env.ident is not None and self.env is not threading.current_thread():
+                self.env.join(_JOIN_S)

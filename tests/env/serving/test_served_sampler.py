@@ -247,7 +247,7 @@ def test_an_episode_given_up_ends_truncated_where_it_last_asked(serve, batch_mod
     class Env(Player):
         def request_or_time_out(self, obs, episode):
             # the sampling thread does the work here, so that the client may give up
-            self.desk.inbox.take_turn = None
+            self.desk.inbox.lend_turns(None)
             self.get_action(obs, episode, timeout_s=0.05)
 
     ev = serve(Env(play), Impatient, batch_mode=batch_mode, rollout_fragment_length=fragment)
@@ -265,7 +265,7 @@ def test_an_episode_given_up_ends_truncated_where_it_last_asked(serve, batch_mod
 def test_an_episode_given_up_at_its_first_question_leaves_nothing(serve):
     def play(env):
         env.start_episode()
-        env.desk.inbox.take_turn = None
+        env.desk.inbox.lend_turns(None)
         blocked.wait(LIMIT_S)
         with pytest.raises(ServingError, match="no answer"):
             env.get_action(at(1, 0), timeout_s=0.01)
@@ -544,3 +544,21 @@ def test_sampling_is_told_the_end_only_once_it_is_reached(serve):
 def test_settings_reach_the_desk():
     settings = ServingSettings(timeout_s=3.0)
     assert Player(settings=settings).desk.settings is settings
+
+
+def test_an_evaluator_that_never_samples_never_starts_its_clients(serve):
+    """A local evaluator that only learns must not let its clients wait for answers nobody gives."""
+    local, remote = serve(Player(lambda env: play_episode(env, 1, 9))), serve(lambda env: play_episode(env, 1, 9))
+    SyncSamplesOptimizer(EvaluatorSet(local, [remote]))._collect()
+    assert local.env.env.ident is None
+    assert remote.env.env.ident is not None
+
+
+def test_many_episodes_of_one_thread_cost_no_more_each():
+    env = Player(max_concurrent=300)
+    ids = [env.start_episode() for _ in range(300)]
+    for episode in ids[1:]:
+        env.end_episode(at(0, 0), episode)
+    with pytest.raises(ServingError, match="no answer"):
+        env.get_action(at(0, 0), timeout_s=0.01)  # the only one that is left
+    assert [e.id for e in env.desk.asking.values()] == ids[:1]
