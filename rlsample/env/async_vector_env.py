@@ -14,12 +14,12 @@ import numpy as np
 
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.env_plan import EnvPlan
 from rlsample.env.pool.envpool_surface import EnvPoolSurface
 from rlsample.env.pool.pool_settings import PoolSettings
 from rlsample.env.pool.row_reader import reorder
 from rlsample.env.pool.shared_block import NEED, RESET, STEP
 from rlsample.env.pool.slot_requests import SlotRequests
-from rlsample.env.pool.slot_runner import EnvPlan
 from rlsample.env.pool.wakeups import fence
 from rlsample.env.pool.worker_team import WorkerTeam
 from rlsample.env.slot_states import NEW, WAITING, SlotStates

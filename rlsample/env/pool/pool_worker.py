@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import gymnasium
 import numpy as np
 
+from rlsample.env.pool.env_plan import EnvPlan
 from rlsample.env.pool.messages import Channel, pack_failure
 from rlsample.env.pool.shared_block import (
     CLOSING,
@@ -36,7 +37,7 @@ from rlsample.env.pool.shared_block import (
     MemoryFile,
     SlotBlock,
 )
-from rlsample.env.pool.slot_runner import EnvPlan, SlotRunner
+from rlsample.env.pool.slot_runner import SlotRunner
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, fence, store_barrier
 from rlsample.env.spaces import ActionCodec, nonfinite_rows
 from rlsample.errors import EnvFailedError, RlsampleError

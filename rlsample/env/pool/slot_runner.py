@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
@@ -13,34 +12,17 @@ import numpy as np
 
 from rlsample.env.base_env import EnvContext, slot_seed
 from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.messages import pack_failure
 from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
 from rlsample.env.quick_contains import quicken
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
-from rlsample.errors import EnvFailedError, SpaceError
+from rlsample.errors import EnvFailedError
 from rlsample.tree import Tree, gather, leaves
 
-__all__ = ["EnvPlan", "LocalPlane", "SlotRunner", "require_same_spaces"]
+__all__ = ["LocalPlane", "SlotRunner"]
 
 _BLANK = (None, 0.0, False, False, None)
-
-
-@dataclass(frozen=True)
-class EnvPlan:
-    """What every worker of a pool is told about its envs.
-
-    Attributes:
-        make: builds the env of one slot.
-        num_envs, seed, worker_index, env_config, allow_nonfinite, info_keys: as in the pool.
-    """
-
-    make: Callable[[EnvContext], gymnasium.Env[Any, Any]]
-    num_envs: int
-    seed: int | None = None
-    worker_index: int = 0
-    env_config: Mapping[str, Any] = field(default_factory=dict)
-    allow_nonfinite: bool = False
-    info_keys: tuple[str, ...] = ()
 
 
 class LocalPlane:
@@ -407,11 +389,3 @@ class SlotRunner:
                     env.close()
                 except Exception:
                     continue  # nothing can be done about it, and nobody waits for the answer
-
-
-def require_same_spaces(env: Any, slot: int, spaces: tuple[Any, Any], first: int | None) -> None:
-    """Raises SpaceError unless the env has these spaces."""
-    for mine, want in zip((env.observation_space, env.action_space), spaces, strict=True):
-        if mine is not want and mine != want:
-            whose = "the pool" if first is None else f"slot {first}"
-            raise SpaceError(f"slot {slot} has space {mine}, {whose} has {want}: all slots need the same spaces")

@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.launchers import make_launcher
 from rlsample.env.pool.messages import Channel, unpack_failure
 from rlsample.env.pool.placement import worker_cpus
@@ -28,7 +29,6 @@ from rlsample.env.pool.shared_block import (
     MemoryFile,
     SlotBlock,
 )
-from rlsample.env.pool.slot_runner import EnvPlan, require_same_spaces
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, Waiter, fence, store_barrier
 from rlsample.errors import ConfigError, EnvFailedError
 
