@@ -33,6 +33,8 @@ def same(a, b) -> bool:
     if isinstance(a, (list, tuple)):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     if isinstance(a, float):
+        if a != a:  # a Python NaN comes back as NaN: its payload bits mean nothing to Python
+            return b != b
         return np.float64(a).tobytes() == np.float64(b).tobytes()
     return a == b
 
