@@ -244,7 +244,8 @@ class GymEnvs(BaseEnv):
                 continue
             try:
                 if not isinstance(result, tuple) or len(result) != 5:
-                    raise EnvFailedError(bad_result(result, slot, self._steps_taken(slot)), slot=slot)
+                    step = self._steps_taken(slot)
+                    raise EnvFailedError(bad_result(result, slot, step), slot=slot, episode_step=step)
                 ob, reward, term, trunc, infos[row] = result
                 self._writer.write(obs, row, ob, slot, self._steps_taken(slot))
                 rewards[row] = coerce_reward(reward, slot, self._steps_taken(slot), allow)
@@ -360,11 +361,11 @@ class GymEnvs(BaseEnv):
         return failure
 
     def _not_finite(self, slot: int, path: str, value: float) -> EnvFailedError:
-        step = self._steps_taken(slot)
+        step = self._steps_taken(slot) or None  # 0: the reset's observation
         where = f" at {path}" if path else ""
+        at = f"slot {slot}: reset's" if step is None else f"slot {slot}, episode step {step}:"
         return EnvFailedError(
-            f"slot {slot}, episode step {step}: observation{where} holds {value}; mend the env, or set "
-            "allow_nonfinite=True",
+            f"{at} observation{where} holds {value}; mend the env, or set allow_nonfinite=True",
             slot=slot,
             episode_step=step,
         )

@@ -159,8 +159,26 @@ class OldEnv(CountEnv):
 
 
 def test_an_old_four_tuple_env_is_told_of_shimmy():
-    with CommonPolicyEvaluator(OldEnv(3, "term"), ScriptedPolicy) as ev, pytest.raises(EnvError, match="Shimmy"):
+    with (
+        CommonPolicyEvaluator(OldEnv(3, "term"), ScriptedPolicy) as ev,
+        pytest.raises(EnvError, match="Shimmy") as caught,
+    ):
         ev.sample()
+    assert caught.value.episode_step == 1
+
+
+class NanReset(CountEnv):
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset(seed=seed, options=options)
+        return (obs * np.nan if self.resets == 2 else obs), info
+
+
+def test_a_bad_first_observation_loses_no_row():
+    with CommonPolicyEvaluator(NanReset(2, "term"), ScriptedPolicy, rollout_fragment_length=5) as ev:
+        with pytest.raises(EnvFailedError, match="slot 0: reset's observation holds nan") as caught:
+            ev.sample()
+        assert caught.value.episode_step is None
+        assert ev.sampler.rows_lost == 0
 
 
 def test_rows_collected_before_a_failure_come_with_the_next_call():
