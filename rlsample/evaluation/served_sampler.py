@@ -202,8 +202,11 @@ class ServedSampler(Sampler):
 
     def _start_episodes(self, slots: np.ndarray) -> None:
         eps_ids = self.episodes.start(slots)
-        kept = ~self.env.unrecorded[slots]  # marks are dropped with the rows they mark: without rows, never
-        self._buffer.mark_start(slots[kept], eps_ids[kept], np.zeros(np.count_nonzero(kept), np.int64))
+        if self.env.num_unrecorded:  # a mark goes with the rows it marks: without rows it would stay for ever
+            kept = ~self.env.unrecorded[slots]
+            slots, eps_ids = slots[kept], eps_ids[kept]
+        if len(slots):
+            self._buffer.mark_start(slots, eps_ids, np.zeros(len(slots), np.int64))
 
     def _fail(self, failures: Mapping[int, BaseException]) -> None:
         """Ends episodes that broke off, truncated, at the observation of the action whose outcome never came."""

@@ -357,6 +357,46 @@ def test_max_batch_splits_what_is_there():
         assert sizes == [2, 2]
 
 
+def test_clients_wake_each_other(workers):
+    """A batch that waits for all of them for ever shows that none is left asleep with its answer."""
+    env, adapter = served(ServingSettings(max_wait_us=1e9), max_concurrent=9)
+    with adapter:
+        clients = workers(9)
+
+        def play(k):
+            env.start_episode(f"{k}")
+            return [env.get_action(at(k, step), f"{k}", timeout_s=LIMIT_S) for step in range(5)]
+
+        games = [client.begin(lambda k=k: play(k)) for k, client in enumerate(clients)]
+        while len(env.desk.asking) < 9:
+            time.sleep(0.001)
+        for step in range(5):
+            batch = adapter.poll(timeout_s=LIMIT_S)
+            assert sorted(batch.env_ids.tolist()) == list(range(9))
+            adapter.send_actions(batch.env_ids, np.full(9, step % 3))
+        assert [outcome(game) for game in games] == [[0, 1, 2, 0, 1]] * 9
+
+
+def test_a_client_that_gave_up_wakes_nobody_and_nobody_sleeps_on_for_it(workers):
+    env, adapter = served(ServingSettings(max_wait_us=1e9), max_concurrent=9)
+    with adapter:
+        for k in range(4):
+            env.start_episode(f"gone {k}")
+            with pytest.raises(ServingError, match="no answer"):
+                env.get_action(at(0, 0), f"gone {k}", timeout_s=0.01)
+        clients = workers(5)
+
+        def play(k):
+            env.start_episode(f"{k}")
+            return env.get_action(at(k, 0), f"{k}", timeout_s=LIMIT_S)
+
+        games = [client.begin(lambda k=k: play(k)) for k, client in enumerate(clients)]
+        while len(env.desk.asking) < 9:
+            time.sleep(0.001)
+        adapter.send_actions(adapter.poll().env_ids, np.full(9, 2))
+        assert [outcome(game) for game in games] == [2] * 5
+
+
 # ---------------------------------------------------------------------- ends that were not planned
 
 
@@ -470,7 +510,7 @@ def test_a_full_queue_lets_log_action_wait(workers):
             client.do(lambda k=k: env.log_action(at(0, k), 0))
         with pytest.raises(ServingError, match="2 rows of episode 'e' wait to be sampled"):
             client.do(lambda: env.log_action(at(0, 2), 0))
-        env.desk.settings = ServingSettings(max_queued_rows=2, timeout_s=LIMIT_S)
+        env.desk.settings = ServingSettings(max_queued_rows=2, timeout_s=10 * LIMIT_S)
         waiting = client.begin(lambda: env.log_action(at(0, 2), 0))
         seen = []
         for _ in range(3):

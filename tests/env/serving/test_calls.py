@@ -8,6 +8,7 @@ from gymnasium.spaces import Box, Dict, Discrete
 
 from rlsample.env import ServingEnv, ServingSettings
 from rlsample.env.serving import ServingEnvAdapter
+from rlsample.env.serving.inbox import Inbox
 from rlsample.errors import ConfigError, ServingError, SpaceError
 from tests.env.serving.conftest import LIMIT_S, OBS_SPACE, Player, answer, at, drained, outcome, rows_of
 
@@ -403,6 +404,107 @@ def test_request_action_is_told_when_serving_ends(env):
     assert isinstance(got[0], ServingError)
     assert "the end" in str(got[0])
     assert len(got) == 1
+
+
+def test_a_question_posed_while_serving_ends_is_not_left_waiting():
+    env = Player()
+    env.start_episode()
+    episode = env.desk.registry.find(None)
+    env.desk.stop("the end")  # after the call found its episode
+    with pytest.raises(ServingError, match="the end"):
+        env.desk.ask(episode, at(0, 0), LIMIT_S)
+    assert not env.desk.asking
+
+
+def test_an_end_that_is_sampled_at_once_leaves_nothing_open():
+    """The sampling thread may take the final row, and free its lane, before end_episode has returned."""
+
+    class Eager(Inbox):
+        def put(self, episode):
+            super().put(episode)
+            batch = adapter.poll(timeout_s=0.0)
+            if batch.terminated.any():
+                adapter.try_reset(batch.env_ids)
+                again.append(env.start_episode("e"))
+            else:
+                adapter.send_actions(batch.env_ids, np.zeros(1, np.int64))
+
+    env, again = Player(max_concurrent=1), []
+    env.desk.inbox = Eager()
+    with ServingEnvAdapter(env) as adapter:
+        env.start_episode("e")
+        env.log_action(at(0, 0), 0)
+        env.end_episode(at(0, 1))
+        assert again == ["e"]
+        assert env.open_episodes == ["e"]
+        env.log_returns(1)
+
+
+# ---------------------------------------------------------------------- the inbox
+
+
+def test_waiting_sees_what_was_put_before(workers):
+    inbox = Inbox()
+    inbox.put("episode")
+    for wait in (inbox.wait, lambda entries, time_s: inbox.park(time_s)):
+        assert workers(1)[0].do(lambda wait=wait: wait(1, 60.0)) is None
+    inbox.ring()
+    inbox.ring()  # rings already
+    assert workers(1)[0].do(lambda: inbox.wait(2, 60.0)) is None
+
+
+def test_the_last_one_that_is_waited_for_rings(workers):
+    inbox = Inbox()
+    (waiter,) = workers(1)
+    waiting = waiter.begin(lambda: inbox.wait(3, 60.0))
+    inbox.put(1)
+    inbox.put(2)
+    assert not waiting["done"].wait(0.05)
+    inbox.put(3)
+    outcome(waiting)
+
+
+def test_a_turn_is_taken_only_while_the_sampling_thread_is_parked(workers):
+    inbox, turns, go_on = Inbox(), [], [True, True, False]
+    (waiter,) = workers(1)
+    inbox.lend_turns(lambda: turns.append(inbox.ready.popleft()), lambda: go_on.pop(0))
+    inbox.put_and_work("nobody is parked")
+    assert list(inbox.ready) == ["nobody is parked"]
+    inbox.ready.clear()
+    parked = waiter.begin(lambda: inbox.park(60.0))
+    while not inbox._parked.acquire(False):
+        pass
+    inbox._parked.release()
+    for k in range(2):
+        inbox.put_and_work(k)
+        assert turns[k:] == [k]
+    assert not parked["done"].wait(0.05)
+    inbox.put_and_work(2)
+    outcome(parked)
+    assert inbox.was_called()
+    assert not inbox.was_called()
+
+
+@pytest.mark.parametrize("error", [ValueError("a"), KeyboardInterrupt()])
+def test_what_a_turn_raises_is_told_to_the_sampling_thread(workers, error):
+    def fail():
+        raise error
+
+    inbox = Inbox()
+    inbox.lend_turns(fail)
+    (waiter,) = workers(1)
+    parked = waiter.begin(lambda: inbox.park(60.0))
+    while not inbox._parked.acquire(False):
+        pass
+    inbox._parked.release()
+    if isinstance(error, Exception):
+        inbox.put_and_work("x")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            inbox.put_and_work("x")
+    outcome(parked)
+    with pytest.raises(type(error)):
+        inbox.was_called()
 
 
 # ---------------------------------------------------------------------- construction
