@@ -51,6 +51,7 @@ class ServedSampler(Sampler):
         self._target = settings.rollout_fragment_length * env.sample_lanes
         self._whole = settings.batch_mode == "complete_episodes"
         self._in_blocks = not self._whole  # flags are written into fresh columns only
+        self._polls = 0  # since the buffer was new
         self._rows = 0  # complete rows in the buffer; not counted for whole episodes
         env.let_clients_work(self._turn_of_client)
         self._own: tuple[np.ndarray, Tree, np.ndarray] | None = None  # lanes that logged, their actions and logp
@@ -88,7 +89,7 @@ class ServedSampler(Sampler):
         return self._rows + (sum(piece.count for piece in self._pieces) if self._pieces else 0) >= self._target
 
     def _lane_full(self) -> bool:
-        return self._rows >= self._buffer.length and self._buffer.any_full()
+        return self._polls >= self._buffer.length and self._buffer.any_full()  # a poll brings a lane one row at most
 
     def _cut_all_lanes(self) -> None:
         """All complete rows become a piece; actions whose outcome is open move on to the next buffer."""
@@ -101,7 +102,7 @@ class ServedSampler(Sampler):
         cuts = np.concatenate([waiting, open_lanes])
         seen = concat([obs, gather(old.columns[OBS], at)])
         self._pieces.append(old.build(cuts, seen, self._fragment_ids(len(self._slots))))
-        self._buffer, self._rows = new, 0
+        self._buffer, self._rows, self._polls = new, 0, 0
         self._mark_running(self._slots.copy())
 
     # ------------------------------------------------------------------ one turn
@@ -146,6 +147,7 @@ class ServedSampler(Sampler):
             self._waiting = self._receive(batch)
         if batch.failures:
             self._fail(batch.failures)
+        self._polls += 1
         self.timers.polls += 1
         self.timers.processing_s += perf_counter() - started
 

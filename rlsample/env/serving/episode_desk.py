@@ -140,7 +140,8 @@ class EpisodeDesk:
         if not episode.mutex.acquire(False):
             raise _in_use(episode)
         try:
-            self._require_idle(episode)
+            if episode.closed is not None or episode.standing or self.registry.stopped:
+                self._require_idle(episode)
             total = episode.reward + reward
             if not -MAX_REWARD <= total <= MAX_REWARD:
                 raise ServingError(f"log_returns: a reward of {reward} makes {total}, which is no finite float32")

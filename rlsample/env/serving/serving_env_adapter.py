@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.serving.batch_gate import BatchGate
 from rlsample.env.serving.served_episode import (
     ASKED,
     LOGGED,
@@ -71,14 +72,12 @@ class ServingEnvAdapter(BaseEnv):
         self.stats = {"answered": 0, "batches": 0, "expired": 0}
         settings = env.settings
         self._max_batch = settings.max_batch or self.num_envs
-        self._max_wait_s = settings.max_wait_us * 1e-6
+        self._gate = BatchGate(desk, self._max_batch, settings.max_wait_us * 1e-6)
         self._idle_timeout_s = settings.idle_timeout_s or np.inf
         self._states = SlotStates(self.num_envs)
         self._code = self._states.code
         self._num_held = 0  # slots that wait for an action or a reset, or failed
         self._codec = ActionCodec(env.action_space)
-        self._num_prompt = 0
-        self._late = False
         self._deferred: list[ServedEpisode] = []
         self._cuts: dict[int, EpisodeCutError] = {}
         self._logged: set[int] = set()  # slots whose waiting row brought its action
@@ -114,16 +113,13 @@ class ServingEnvAdapter(BaseEnv):
     def _await_rows(self, deadline: float) -> bool:
         """Waits until a batch shall go; False: the time is up, or this thread was called to go on without rows."""
         inbox = self._desk.inbox
-        self._late = False
         now = self._expire_idle()
         self._require_not_closed()
         if self._cuts or (self._deferred and any(self._code[e.lane] not in _HELD for e in self._deferred)):
             return True
-        expected = min(self._max_batch, self._num_prompt) if self._max_wait_s else 1
+        expected = self._gate.expected()
         if expected > 1 and len(inbox.ready) < expected:
-            inbox.wait(expected, self._max_wait_s)
-            if self._desk.answered and len(inbox.ready) < expected:
-                self._desk.wake_all()  # those who should have been woken by others
+            self._gate.wait(expected)
         while not inbox.ready:
             self._require_not_closed()
             if self.env.over:
@@ -134,22 +130,11 @@ class ServingEnvAdapter(BaseEnv):
             if now >= deadline:
                 return False
             self._require_some_open()
-            self._wait_long(expected, min(deadline, self._next_check, now + _LONGEST_WAIT_S) - now)
+            self._gate.wait_long(expected, min(deadline - now, self._next_check - now, _LONGEST_WAIT_S))
             if inbox.was_called():
                 return False
         self._require_not_closed()
-        self._late = len(inbox.ready) < expected
         return True
-
-    def _wait_long(self, expected: int, timeout_s: float) -> None:
-        """For a first row after a silence; then for those that usually come with it."""
-        inbox = self._desk.inbox
-        if expected <= 1:
-            inbox.park(max(timeout_s, 0.0))
-        else:
-            inbox.wait(1, max(timeout_s, 0.0))
-            if inbox.ready:
-                inbox.wait(expected, self._max_wait_s)
 
     def _require_not_closed(self) -> None:
         if self._closed:
@@ -162,7 +147,7 @@ class ServingEnvAdapter(BaseEnv):
             take_turn: polls with ``timeout_s=0`` and sends actions, as the thread would that waits in poll. What it
                 raises is raised by that thread's poll. If it leaves slots waiting, that poll returns empty.
         """
-        self._desk.inbox.lend_turns(take_turn, lambda: not self._num_held and self._num_prompt <= 1)
+        self._desk.inbox.lend_turns(take_turn, lambda: not self._num_held and self._gate.num_prompt <= 1)
 
     def _require_some_open(self) -> None:
         code = self._states.code.tobytes()
@@ -221,13 +206,9 @@ class ServingEnvAdapter(BaseEnv):
         count, lanes, kinds = len(episodes), rows.lanes, rows.kinds
         new = [row for row, episode in enumerate(episodes) if not episode.begun]
         is_first = self._begin(episodes, new) if new else self._no_flags[:count]
-        if self._late:
-            self._forget_prompt()
+        self._gate.came(episodes)
         for episode in episodes:
             episode.taken += 1  # from here on its client may write the next row in place
-            if not episode.prompt:
-                episode.prompt = True
-                self._num_prompt += 1
         if self._desk.crowded:
             self._desk.make_room()
         self._code[lanes] = WAITING
@@ -242,7 +223,7 @@ class ServingEnvAdapter(BaseEnv):
             terminated, truncated = kinds == TERMINATED, kinds == TRUNCATED
             self._code[lanes[kinds >= TERMINATED]] = ENDED
             for row in np.flatnonzero(kinds != ASKED).tolist():
-                self._not_prompt(episodes[row])
+                self._gate.left(episodes[row])
         if kinds is not None and rows.logp is not None:
             logged = LoggedActions(kinds == LOGGED, rows.actions, rows.logp)
             self._logged.update(lanes[logged.mask].tolist())
@@ -260,17 +241,6 @@ class ServingEnvAdapter(BaseEnv):
                 self.unrecorded[episode.lane] = True
                 self.num_unrecorded += 1
         return is_first
-
-    def _forget_prompt(self) -> None:
-        for episode in self._desk.registry.by_lane:
-            if episode is not None:
-                episode.prompt = False
-        self._num_prompt = 0
-
-    def _not_prompt(self, episode: ServedEpisode) -> None:
-        if episode.prompt:
-            episode.prompt = False
-            self._num_prompt -= 1
 
     # ------------------------------------------------------------------ answers
 
@@ -345,7 +315,7 @@ class ServingEnvAdapter(BaseEnv):
         lane = episode.lane
         self._desk.lanes.clear(lane)
         self._logged.discard(lane)
-        self._not_prompt(episode)
+        self._gate.left(episode)
         if not episode.begun:
             self._desk.registry.free_lane(lane)
             return

@@ -341,10 +341,39 @@ def test_a_late_episode_is_waited_for_no_longer_than_max_wait_us_and_only_once(w
         assert len(batch.env_ids) == 1
         assert waited >= 0.02
         adapter.send_actions(batch.env_ids, np.zeros(1, np.int64))
-        adapter._max_wait_s = LIMIT_S
+        adapter._gate._max_wait_s = LIMIT_S
         env.request_action(at(0, 2), ids[0], print)
         started = time.perf_counter()
         assert len(adapter.poll().env_ids) == 1
+        assert time.perf_counter() - started < LIMIT_S / 2
+
+
+def test_waits_in_vain_become_rarer():
+    env, adapter = served(ServingSettings(max_wait_us=1000))
+    with adapter:
+        ids = [env.start_episode(f"{k}") for k in range(2)]
+        step = iter(range(100))
+
+        def ask(*episodes):
+            for k in episodes:
+                env.request_action(at(k, next(step)), ids[k], print)
+            batch = adapter.poll()
+            adapter.send_actions(batch.env_ids, np.zeros(len(batch.env_ids), np.int64))
+            return len(batch.env_ids)
+
+        assert ask(0, 1) == 2
+        vain = []
+        for _ in range(3):
+            assert ask(0) == 1  # waits for the other one
+            vain.append(adapter._gate._num_hasty)
+            for _ in range(vain[-1]):
+                assert ask(0, 1) == 2
+        assert vain == [1, 3, 7]
+        assert ask(0) == 1
+        adapter._gate._max_wait_s = LIMIT_S
+        started = time.perf_counter()
+        assert ask(0, 1) == 2
+        assert ask(0) == 1  # of 15 that do without a wait
         assert time.perf_counter() - started < LIMIT_S / 2
 
 
