@@ -30,12 +30,15 @@ class Tally:
         """One poll and the answers to it; returns the batch."""
         batch = self.env.poll(timeout_s)
         assert len(batch.env_ids) or batch.failures, "the poll timed out"
-        for slot, failure in batch.failures.items():
-            self.failures[slot].append(failure)
-        if batch.failures and self.restart:
-            self.env.try_restart(np.array(list(batch.failures)))
+        self.note(batch.failures)
         self.take(batch)
         return batch
+
+    def note(self, failures):
+        for slot, failure in failures.items():
+            self.failures[slot].append(failure)
+        if failures and self.restart:
+            self.env.try_restart(np.array(list(failures)))
 
     def take(self, batch):
         ended, waiting = [], []
@@ -47,7 +50,9 @@ class Tally:
         if ended:
             first = self.env.try_reset(np.array(ended))
             if first is not None:
-                assert first.env_ids.tolist() == ended
+                assert first.env_ids.tolist() == [slot for slot in ended if slot not in first.failures]
+                assert set(first.failures) <= set(ended)
+                self.note(first.failures)  # a worker that died between the end and the reset
                 self.take(first)
         if waiting:
             self.env.send_actions(np.array(waiting), np.zeros(len(waiting), np.int64))
