@@ -10,11 +10,27 @@ from typing import Any
 import click
 
 from rlsample.cli.error_boundary import short_errors
+from rlsample.cli.main_group import LazyGroup
 
-__all__ = ["atari", "bench", "learner", "measurement", "pool", "sampling", "serving", "straggler"]
+__all__ = [
+    "atari",
+    "bench",
+    "learner",
+    "measurement",
+    "pool",
+    "print_figures",
+    "sampling",
+    "serving",
+    "straggler",
+]
 
 
-@click.group()
+_LAZY = {
+    "train": ("rlsample.cli.bench_train_command:train", "Sampled and trained steps per second of an algorithm."),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_LAZY)
 def bench() -> None:
     """Measure speed."""
 
@@ -24,35 +40,45 @@ def measurement(command: Callable[..., Mapping[str, Any]]) -> click.Command:
 
     @functools.wraps(command)
     def run(seconds: float, as_json: bool, **options: Any) -> None:
-        found = command(seconds=seconds, **options)
-        if as_json:
-            click.echo(json.dumps(dict(found)))
-            return
-        for name, value in found.items():
-            click.echo(f"{name:24} {value:,.4g}" if isinstance(value, float) else f"{name:24} {value}")
+        print_figures(command(seconds=seconds, **options), as_json)
 
     seconds = click.option("--seconds", type=float, default=4.0, show_default=True, help="How long to measure.")
     as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object, the last line on stdout.")
     return bench.command(name=command.__name__)(seconds(as_json(short_errors(run))))
 
 
+def print_figures(found: Mapping[str, Any], as_json: bool) -> None:
+    """As one JSON object, or one line each."""
+    if as_json:
+        click.echo(json.dumps(dict(found)))
+        return
+    for name, value in found.items():
+        click.echo(f"{name:24} {value:,.4g}" if isinstance(value, float) else f"{name:24} {value}")
+
+
 @bench.command()
 @click.option("--env", default="CartPole-v1", show_default=True, help="Gymnasium id.")
-@click.option("--num-envs", type=click.IntRange(min=1), default=64, show_default=True, help="Slots.")
+@click.option("--num-envs", type=click.IntRange(min=1), default=64, show_default=True, help="Slots of each evaluator.")
+@click.option("--num-workers", type=click.IntRange(min=0), default=0, show_default=True, help="In processes; 0: here.")
 @click.option("--vectorize", default="auto", show_default=True, help="auto, loop or native.")
 @click.option("--inference", default="auto", show_default=True, help="auto, numpy or torch.")
 @click.option("--seconds", type=float, default=4.0, show_default=True, help="How long to measure.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, the last line on stdout.")
 @short_errors
-def sampling(env: str, num_envs: int, vectorize: str, inference: str, seconds: float, as_json: bool) -> None:
-    """Actions per second of one evaluator on one core, two 64x64 nets, full rows kept."""
+def sampling(
+    env: str, num_envs: int, num_workers: int, vectorize: str, inference: str, seconds: float, as_json: bool
+) -> None:
+    """Actions per second of one evaluator on one core, or of several in processes; two 64x64 nets, full rows kept."""
     from rlsample.algorithms.bench_sampling import bench_sampling
 
-    found = bench_sampling(env, num_envs, vectorize=vectorize, inference=inference, seconds=seconds)
+    found = bench_sampling(
+        env, num_envs, num_workers=num_workers, vectorize=vectorize, inference=inference, seconds=seconds
+    )
     if as_json:
         click.echo(json.dumps(found))
         return
-    click.echo(f"{env}, {num_envs} envs: {found['actions_per_s']:,.0f} actions/s")
+    where = f"{num_workers} workers of {num_envs} envs" if num_workers else f"{num_envs} envs"
+    click.echo(f"{env}, {where}: {found['actions_per_s']:,.0f} actions/s")
     parts = ", ".join(f"{name} {found[f'{name}_us']:.1f}" for name in ("env", "infer", "processing", "other"))
     click.echo(f"microseconds per poll: {parts}")
 

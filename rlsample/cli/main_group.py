@@ -49,9 +49,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands from their one line of help: importing them for it would load torch."""
+        """Lists the lazy commands from their one line of help: importing them for it would load torch."""
+        eager = [(name, command.get_short_help_str(100)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()])
+            formatter.write_dl([(name, text) for name, (_, text) in self.lazy.items()] + eager)
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -199,6 +199,55 @@ def test_bench_sampling():
     assert call("bench", "sampling", "--seconds", 0).exit_code == 2
 
 
+def test_bench_sampling_with_workers():
+    done = call("bench", "sampling", "--num-envs", 4, "--num-workers", 2, "--seconds", 0.05, "--json")
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["num_workers"] == 2
+    assert found["rows"] % 2048 == 0
+    assert found["rows"] > 0
+    assert found["polls"] * 4 == found["rows"]  # what was counted before the clock started is not in either
+    assert found["actions_per_s"] == pytest.approx(found["rows"] / found["seconds"])
+    per_poll = sum(found[f"{part}_us"] for part in ("env", "infer", "processing", "other"))
+    assert per_poll == pytest.approx(2 * found["seconds"] / found["polls"] * 1e6)
+    assert 0 < found["driver_busy_share"]
+
+
+def test_bench_train_counts_what_it_measured(monkeypatch):
+    from rlsample.algorithms import bench_train as module
+
+    monkeypatch.setattr(module, "_WARM_S", 0.0)
+    words = ["--algo", "a2c", "--num-envs", 4, "--rollout-fragment-length", 8, "--hidden", "8"]
+    done = call("bench", "train", *words, "--seconds", 0.2, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["algo"], found["num_envs"], found["num_workers"]) == ("a2c", 4, 0)
+    rows = found["sampled_steps_per_s"] * found["seconds"]
+    assert rows == pytest.approx(round(rows))
+    assert round(rows) % 32 == 0
+    assert found["trained_steps_per_s"] == pytest.approx(found["sampled_steps_per_s"])  # each row once
+    assert found["updates_per_s"] * 32 == pytest.approx(found["sampled_steps_per_s"])
+    assert found["seconds"] >= 0.2
+    assert found["policy_lag_mean"] is None  # not counted where nothing samples ahead
+    assert call("bench", "train", "--seconds", 0).exit_code == 2
+    assert "train" in call("bench", "--help").stdout
+
+
+def test_bench_train_with_a_learner_thread(monkeypatch):
+    from rlsample.algorithms import bench_train as module
+
+    monkeypatch.setattr(module, "_WARM_S", 0.0)
+    words = ["--algo", "impala", "--num-envs", 2, "--num-workers", 1, "--rollout-fragment-length", 8]
+    done = call("bench", "train", *words, "--train-batch-size", 32, "--hidden", "8", "--seconds", 0.2, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout.splitlines()[-1])
+    trained = found["trained_steps_per_s"] * found["seconds"]
+    assert trained == pytest.approx(round(trained))
+    assert round(trained) % 32 == 0
+    assert trained > 0
+    assert found["policy_lag_mean"] >= 0
+    assert 0 <= found["learner_wait_share"] <= 1
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_ends(tmp_path, number, code):
     words = [sys.executable, "-m", "rlsample.cli", "train", "--max-steps", "100000000", "--log-interval-s", "0"]
