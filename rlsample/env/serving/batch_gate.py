@@ -66,7 +66,7 @@ class BatchGate:
     def came(self, episodes: Iterable[ServedEpisode]) -> None:
         """The episodes of a batch; those that it waited for in vain are prompt no longer."""
         if self._late:
-            for episode in self._desk.registry.by_lane:
+            for episode in self._desk.by_lane:
                 if episode is not None:
                     episode.prompt = False
             self.num_prompt = 0

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from rlsample.env.serving.episode_errors import gone, in_use, no_answer, question_stands, refused
 from rlsample.env.serving.episode_registry import CALL_ORDER, EpisodeRegistry
 from rlsample.env.serving.inbox import Inbox
 from rlsample.env.serving.lane_rows import MAX_REWARD, LaneRows, checked_reward
@@ -30,7 +31,6 @@ from rlsample.tree import Tree
 __all__ = ["EpisodeDesk"]
 
 _WAKE_AT_ONCE = 3  # clients; measured best with 16 and with 64 of them on two cores
-_FEW = 32  # numbers up to which a Python list beats a numpy call
 
 
 class EpisodeDesk:
@@ -41,6 +41,7 @@ class EpisodeDesk:
 
     Attributes:
         registry: the open episodes.
+        by_lane: the episode in each lane, also after its end; None: the lane is free.
         lanes: the rows in place.
         inbox: an entry per row on its way.
         asking: lane -> episode that waits for an answer. Whoever pops an entry owes the answer.
@@ -48,6 +49,8 @@ class EpisodeDesk:
             once would queue up for the interpreter's lock, at two sleeps each.
         crowded: clients that wait for room in their episode's queue.
     """
+
+    lanes_per_episode = 1
 
     def __init__(
         self,
@@ -57,8 +60,10 @@ class EpisodeDesk:
         settings: ServingSettings,
     ) -> None:
         self.settings = settings
-        self.registry = EpisodeRegistry(max_concurrent, settings.when_full)
-        self.lanes = LaneRows(observation_space, action_space, max_concurrent, settings.allow_nonfinite)
+        self.registry = self._make_registry(max_concurrent)
+        num_lanes = self.registry.max_concurrent * self.lanes_per_episode
+        self.by_lane: list[ServedEpisode | None] = self._make_lanes(num_lanes)
+        self.lanes = LaneRows(observation_space, action_space, num_lanes, settings.allow_nonfinite)
         self.inbox = Inbox()
         self.asking: dict[int, ServedEpisode] = {}
         self.crowded = 0
@@ -66,16 +71,31 @@ class EpisodeDesk:
         self._room = threading.Condition(threading.Lock())
         self._shape, self._dtype = self.lanes.plain
         self._obs, self._rewards = self.lanes.obs, self.lanes.rewards
-        self._is_finite: Callable[[np.ndarray], bool] = _always
-        if self._dtype is not None and self._dtype.kind == "f" and not settings.allow_nonfinite:
-            self._is_finite = _finite_few if math.prod(self._shape or ()) <= _FEW and self._shape else _finite_many
+        self._is_finite = self.lanes.quick_finite_check()
+
+    # ------------------------------------------------------------------ episodes and their lanes
+
+    def _make_registry(self, max_concurrent: int) -> EpisodeRegistry[Any]:
+        return EpisodeRegistry(max_concurrent, self.settings.when_full, ServedEpisode)
+
+    def _make_lanes(self, num_lanes: int) -> list[ServedEpisode | None]:
+        return self.registry.by_lane
+
+    def break_off(self, episode: Any, reason: str) -> Sequence[ServedEpisode]:
+        """Closes an episode, for the sampling thread; returns what has to be cut short."""
+        self.registry.close(episode, reason)
+        return (episode,)
+
+    def free_lane(self, lane: int) -> None:
+        """The lane of a closed episode may be used again."""
+        self.registry.free_lane(lane)
 
     # ------------------------------------------------------------------ the calls on one episode
 
     def ask(self, episode: ServedEpisode, obs: Any, timeout_s: float | None) -> Any:
         """Waits for the action of an observation; see :meth:`ServingEnv.get_action`."""
         if not episode.mutex.acquire(False):
-            raise _in_use(episode)
+            raise in_use(episode)
         try:
             episode.waiting = True
             if episode.standing:
@@ -85,14 +105,11 @@ class EpisodeDesk:
             if timeout_s is None:
                 timeout_s = self.settings.timeout_s
             if not episode.answered.acquire(True, timeout_s):
-                raise ServingError(
-                    f"get_action: no answer for episode {episode.id!r} in {timeout_s} s; is sample() being called? The "
-                    "question stands: ask again with the same observation, or end the episode"
-                )
+                raise no_answer(episode, timeout_s)
             episode.standing = False
             answer = episode.answer
             if answer.__class__ is Refusal:
-                raise _refused(episode, answer)
+                raise refused(episode, answer)
             return answer
         finally:
             episode.waiting = False
@@ -103,10 +120,10 @@ class EpisodeDesk:
     def ask_later(self, episode: ServedEpisode, obs: Any, on_answer: Callable[[Any], None]) -> None:
         """Poses the question and returns; see :meth:`ServingEnv.request_action`."""
         if not episode.mutex.acquire(False):
-            raise _in_use(episode)
+            raise in_use(episode)
         try:
             if episode.standing:
-                raise _standing(episode)
+                raise question_stands(episode)
             episode.on_answer = on_answer
             try:
                 self._pose(episode, obs, self.inbox.put)
@@ -122,7 +139,7 @@ class EpisodeDesk:
         given = math.nan if logp is None else _checked_logp(logp)
         self._await_room(episode)
         if not episode.mutex.acquire(False):
-            raise _in_use(episode)
+            raise in_use(episode)
         try:
             self._require_idle(episode)
             row = self._write(episode, obs, LOGGED, "log_action", column, given)
@@ -138,7 +155,7 @@ class EpisodeDesk:
         if info is not None and not isinstance(info, dict):
             raise ServingError(f"log_returns: info must be a dict, got {type(info).__name__}; {CALL_ORDER}")
         if not episode.mutex.acquire(False):
-            raise _in_use(episode)
+            raise in_use(episode)
         try:
             if episode.closed is not None or episode.standing or self.registry.stopped:
                 self._require_idle(episode)
@@ -158,7 +175,7 @@ class EpisodeDesk:
         if not isinstance(truncated, (bool, np.bool_)):
             raise ServingError(f"end_episode: truncated must be a bool, got {type(truncated).__name__}; {CALL_ORDER}")
         if not episode.mutex.acquire(False):
-            raise _in_use(episode)
+            raise in_use(episode)
         try:
             self._require_open(episode)
             if not episode.acted:
@@ -177,12 +194,21 @@ class EpisodeDesk:
         finally:
             episode.mutex.release()
 
+    def abandon(self, episode: ServedEpisode, reason: str) -> None:
+        """Closes an episode that nobody will end: it breaks off as an idle one does. Not during another call on it."""
+        with episode.mutex:
+            if episode.closed is not None:
+                return
+            self.registry.close(episode, reason)
+            self.refuse(episode.lane, ServingError(f"the episode {reason}"))
+            self.inbox.put(episode)  # an entry beyond its rows: there the sampling thread cuts it short
+
     # ------------------------------------------------------------------ rows on their way
 
     def _pose(self, episode: ServedEpisode, obs: Any, put: Callable[[ServedEpisode], None]) -> None:
         """Sends the row of a question. The caller holds the mutex, and no question stands."""
         if episode.closed is not None:
-            raise _gone(episode)
+            raise gone(episode)
         lane = episode.lane
         if (
             type(obs) is np.ndarray
@@ -322,13 +348,13 @@ class EpisodeDesk:
 
     def _require_open(self, episode: ServedEpisode) -> None:
         if episode.closed is not None:
-            raise _gone(episode)
+            raise gone(episode)
         self.registry.require_not_over()
 
     def _require_idle(self, episode: ServedEpisode) -> None:
         self._require_open(episode)
         if episode.standing:
-            raise _standing(episode)
+            raise question_stands(episode)
 
     def _require_same(self, episode: ServedEpisode, obs: Any) -> None:
         """Raises ServingError unless ``obs`` is the one that the standing question is about."""
@@ -339,19 +365,7 @@ class EpisodeDesk:
         except IndexError:
             same = self.lanes.holds(episode.lane, column)
         if not same:
-            raise _standing(episode)
-
-
-def _always(obs: np.ndarray) -> bool:
-    return True
-
-
-def _finite_few(obs: np.ndarray) -> bool:
-    return math.isfinite(sum(obs.ravel().tolist()))  # False may be an overflow: then the slow way looks closer
-
-
-def _finite_many(obs: np.ndarray) -> bool:
-    return math.isfinite(np.vdot(obs, obs))
+            raise question_stands(episode)
 
 
 def _call_back(episode: ServedEpisode) -> None:
@@ -359,7 +373,7 @@ def _call_back(episode: ServedEpisode) -> None:
     episode.standing = False
     answer = episode.answer
     assert on_answer is not None
-    on_answer(_refused(episode, answer) if answer.__class__ is Refusal else answer)
+    on_answer(refused(episode, answer) if answer.__class__ is Refusal else answer)
 
 
 def _checked_logp(logp: Any) -> float:
@@ -370,24 +384,3 @@ def _checked_logp(logp: Any) -> float:
     if not math.isfinite(value):
         raise SpaceError(f"log_action: action_logp is {value}; leave it out where it is unknown")
     return value
-
-
-def _in_use(episode: ServedEpisode) -> ServingError:
-    return ServingError(f"episode {episode.id!r} is in use by another thread: its calls have to follow each other")
-
-
-def _standing(episode: ServedEpisode) -> ServingError:
-    return ServingError(
-        f"episode {episode.id!r} waits for the answer to another get_action: ask again with the same observation, or "
-        "end the episode"
-    )
-
-
-def _gone(episode: ServedEpisode) -> ServingError:
-    return ServingError(f"episode {episode.id!r} {episode.closed}")
-
-
-def _refused(episode: ServedEpisode, answer: Refusal) -> ServingError:
-    error = ServingError(f"get_action: episode {episode.id!r}: {answer.error}")
-    error.__cause__ = answer.error
-    return error

@@ -6,9 +6,9 @@ import collections
 import secrets
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
-from rlsample.env.serving.served_episode import ServedEpisode
 from rlsample.errors import ConfigError, ServingError
 
 __all__ = ["CALL_ORDER", "EpisodeRegistry"]
@@ -20,7 +20,16 @@ CALL_ORDER = (
 )
 
 
-class EpisodeRegistry:
+class _OpenEpisode(Protocol):
+    id: str
+    lane: int
+    closed: str | None
+
+
+E = TypeVar("E", bound=_OpenEpisode)
+
+
+class EpisodeRegistry(Generic[E]):
     """Opens, finds and closes episodes; any thread may call any method.
 
     An episode occupies a lane from its start until the sampling thread has seen its end. Nothing is kept of a closed
@@ -29,6 +38,7 @@ class EpisodeRegistry:
     Args:
         max_concurrent: lanes, and most open episodes.
         when_full: "block" or "error".
+        make: (id, lane, training_enabled) -> what is opened.
 
     Attributes:
         open: id -> open episode.
@@ -36,12 +46,13 @@ class EpisodeRegistry:
         over: set when no more calls are taken; ``stopped`` says the same, faster.
     """
 
-    def __init__(self, max_concurrent: int, when_full: str) -> None:
+    def __init__(self, max_concurrent: int, when_full: str, make: Callable[[str, int, bool], E]) -> None:
         if isinstance(max_concurrent, bool) or not isinstance(max_concurrent, int) or max_concurrent < 1:
             raise ConfigError(f"max_concurrent must be an int of at least 1, got {max_concurrent!r}")
         self.max_concurrent = max_concurrent
-        self.open: dict[str, ServedEpisode] = {}
-        self.by_lane: list[ServedEpisode | None] = [None] * max_concurrent
+        self.open: dict[str, E] = {}
+        self.by_lane: list[E | None] = [None] * max_concurrent
+        self._make = make
         self.over = threading.Event()
         self.stopped = False
         self._over_because: tuple[str, BaseException | None] = ("", None)
@@ -55,7 +66,7 @@ class EpisodeRegistry:
 
     # ------------------------------------------------------------------ opening and closing
 
-    def start(self, episode_id: str | None, training_enabled: bool, timeout_s: float) -> ServedEpisode:
+    def start(self, episode_id: str | None, training_enabled: bool, timeout_s: float) -> E:
         """Opens an episode, as soon as there is a place.
 
         Raises:
@@ -74,7 +85,7 @@ class EpisodeRegistry:
                     )
             self._started += 1
             lane = self._free.pop()
-            episode = ServedEpisode(episode_id or f"{self._prefix}{self._started}", lane, bool(training_enabled))
+            episode = self._make(episode_id or f"{self._prefix}{self._started}", lane, bool(training_enabled))
             self.open[episode.id] = self.by_lane[lane] = episode
         self._add_own(episode)
         return episode
@@ -89,7 +100,7 @@ class EpisodeRegistry:
             raise ServingError(f"start_episode: {len(self.open)} episodes are open, which is max_concurrent")
         return False
 
-    def close(self, episode: ServedEpisode, reason: str) -> None:
+    def close(self, episode: E, reason: str) -> None:
         """The episode takes no more calls. Its lane stays taken until :meth:`free_lane`."""
         with self._changed:
             episode.closed = reason
@@ -118,7 +129,7 @@ class EpisodeRegistry:
 
     # ------------------------------------------------------------------ finding
 
-    def find(self, episode_id: str | None, first: Any = None) -> ServedEpisode:
+    def find(self, episode_id: str | None, first: Any = None) -> E:
         """The open episode of that id; without one, the only open episode that the calling thread started.
 
         Args:
@@ -130,6 +141,7 @@ class EpisodeRegistry:
         try:
             if episode_id is not None:
                 return self.open[episode_id]
+            episode: E
             (episode,) = self._mine.episodes
             if episode.closed is None:
                 return episode
@@ -141,19 +153,19 @@ class EpisodeRegistry:
             raise ServingError(f"{first!r} came first; {CALL_ORDER}")
         return self._only()
 
-    def _own(self) -> list[ServedEpisode]:
+    def _own(self) -> list[E]:
         """The open episodes that the calling thread started."""
-        mine: list[ServedEpisode] = [e for e in getattr(self._mine, "episodes", ()) if e.closed is None]
+        mine: list[E] = [e for e in getattr(self._mine, "episodes", ()) if e.closed is None]
         self._mine.episodes, self._mine.sweep_at = mine, 2 * len(mine) + 8
         return mine
 
-    def _add_own(self, episode: ServedEpisode) -> None:
-        mine: list[ServedEpisode] = getattr(self._mine, "episodes", [])
+    def _add_own(self, episode: E) -> None:
+        mine: list[E] = getattr(self._mine, "episodes", [])
         if len(mine) < 8 or len(mine) >= self._mine.sweep_at:  # a server's thread may have thousands
             mine = self._own()
         mine.append(episode)
 
-    def _only(self) -> ServedEpisode:
+    def _only(self) -> E:
         self.require_not_over()
         closed = [e for e in getattr(self._mine, "episodes", ()) if e.closed is not None]
         mine = self._own()

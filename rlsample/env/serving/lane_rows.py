@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -17,6 +18,7 @@ __all__ = ["MAX_REWARD", "LaneRows", "TakenRows", "checked_reward"]
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 _ONE = np.zeros(1, np.int64)
+_FEW = 32  # numbers up to which a Python list beats a numpy call
 
 
 class TakenRows(NamedTuple):
@@ -87,6 +89,13 @@ class LaneRows:
             raise SpaceError(f"{call}: {str(e).partition(': ')[2]}{_order_hint(obs, call)}") from e.__cause__
         if not self.allow_nonfinite:
             self.require_finite(gather(columns, slice(row, row + 1)), call)
+
+    def quick_finite_check(self) -> Callable[[np.ndarray], bool]:
+        """Whether an observation of one array, of the space's dtype, may pass; False may mean to look closer."""
+        shape, dtype = self.plain
+        if dtype is None or dtype.kind != "f" or self.allow_nonfinite:
+            return _always
+        return _finite_few if math.prod(shape or ()) <= _FEW and shape else _finite_many
 
     def require_finite(self, column: Tree, call: str) -> None:
         """Raises SpaceError if the float leaves of one observation [1, ...] hold NaN or inf."""
@@ -161,6 +170,18 @@ class LaneRows:
     def same(a: Tree, b: Tree) -> bool:
         """Whether two trees of one structure are equal bit for bit."""
         return all(x.tobytes() == y.tobytes() for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
+def _always(obs: np.ndarray) -> bool:
+    return True
+
+
+def _finite_few(obs: np.ndarray) -> bool:
+    return math.isfinite(sum(obs.ravel().tolist()))  # False may be an overflow: then the slow way looks closer
+
+
+def _finite_many(obs: np.ndarray) -> bool:
+    return math.isfinite(np.vdot(obs, obs))
 
 
 def checked_reward(reward: Any) -> float:

@@ -134,3 +134,7 @@ class ServedEpisode:
         self.in_place = -1
         self.backlog: collections.deque[QueuedRow] = collections.deque()
         self.idle_since = 0.0
+
+    def hold(self, timeout_s: float) -> bool:
+        """Keeps its client from sending, if it may; True: release ``mutex`` afterwards. One that waits sends nothing."""
+        return not self.waiting and self.mutex.acquire(timeout=timeout_s)

@@ -66,7 +66,8 @@ class ServingEnvAdapter(BaseEnv):
         self.env, self.sample_lanes = env, sample_lanes
         self.observation_space, self.action_space = env.observation_space, env.action_space
         desk = self._desk = env.desk
-        self.num_envs = desk.registry.max_concurrent
+        self.num_envs = len(desk.by_lane)
+        self.lanes_per_episode = desk.lanes_per_episode
         self.unrecorded = np.zeros(self.num_envs, bool)
         self.num_unrecorded = 0
         self.stats = {"answered": 0, "batches": 0, "expired": 0}
@@ -227,8 +228,9 @@ class ServingEnvAdapter(BaseEnv):
         if kinds is not None and rows.logp is not None:
             logged = LoggedActions(kinds == LOGGED, rows.actions, rows.logp)
             self._logged.update(lanes[logged.mask].tolist())
+        agents = None if self.lanes_per_episode == 1 else lanes % self.lanes_per_episode
         return StepBatch(
-            lanes, rows.obs, rows.rewards, terminated, truncated, is_first, rows.infos, failures, None, logged
+            lanes, rows.obs, rows.rewards, terminated, truncated, is_first, rows.infos, failures, agents, logged
         )
 
     def _begin(self, episodes: list[ServedEpisode], new: list[int]) -> np.ndarray:
@@ -268,14 +270,16 @@ class ServingEnvAdapter(BaseEnv):
             EnvProtocolError: a slot does not wait.
         """
         for lane in self._states.require_waiting(env_ids).tolist():
-            episode = self._desk.registry.by_lane[lane]
+            episode = self._desk.by_lane[lane]
             assert episode is not None
-            held = not episode.waiting and episode.mutex.acquire(timeout=1.0)  # a client may be just sending
-            self._desk.registry.close(episode, f"was closed, as no action could be had: {error}")
-            self._cut(episode, f"got no action: {type(error).__name__}: {error}")
+            held = episode.hold(1.0)  # a client may be just sending
+            broken = self._desk.break_off(episode, f"was closed, as no action could be had: {error}")
+            for one in broken:
+                self._cut(one, f"got no action: {type(error).__name__}: {error}")
             if held:
                 episode.mutex.release()
-            self._desk.refuse(lane, error)
+            for one in broken:
+                self._desk.refuse(one.lane, error)
         self._handed = None
 
     def acted_lanes(self) -> np.ndarray:
@@ -307,7 +311,7 @@ class ServingEnvAdapter(BaseEnv):
             self.num_unrecorded -= int(np.count_nonzero(self.unrecorded[lanes]))
             self.unrecorded[lanes] = False
         for lane in lanes.tolist():
-            self._desk.registry.free_lane(lane)
+            self._desk.free_lane(lane)
 
     def _cut(self, episode: ServedEpisode, what: str) -> None:
         """What is still on its way of a closed episode is dropped; its slot fails, or is free if it had no row."""
@@ -317,7 +321,7 @@ class ServingEnvAdapter(BaseEnv):
         self._logged.discard(lane)
         self._gate.left(episode)
         if not episode.begun:
-            self._desk.registry.free_lane(lane)
+            self._desk.free_lane(lane)
             return
         if self._code[lane] not in _HELD:
             self._num_held += 1
@@ -338,11 +342,11 @@ class ServingEnvAdapter(BaseEnv):
                 episode.mutex.release()
         return now
 
-    def _expire(self, episode: ServedEpisode) -> None:
+    def _expire(self, episode: Any) -> None:
         if episode.touched or episode.closed is not None:  # a call came just now
             return
-        self._desk.registry.close(episode, f"expired: it had no call for {self._idle_timeout_s} s")
-        self._cut(episode, f"had no call for {self._idle_timeout_s} s")
+        for one in self._desk.break_off(episode, f"expired: it had no call for {self._idle_timeout_s} s"):
+            self._cut(one, f"had no call for {self._idle_timeout_s} s")
         self.stats["expired"] += 1
 
     # ------------------------------------------------------------------ the end
