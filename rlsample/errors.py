@@ -12,6 +12,7 @@ RlsampleError
 ├── WorkerDiedError                 an engine's worker ended without an answer; names index, exit code or signal
 ├── LearnerError                    a learner or loader thread failed; the cause is chained
 ├── ServingError                    a served episode was used out of order, or serving has ended
+│   └── EpisodeLostError            the policy server has this episode no more: start a new one
 └── CheckpointError                 a checkpoint is damaged or does not fit; names the last good one
 """
 
@@ -27,6 +28,7 @@ __all__ = [
     "EnvError",
     "EnvFailedError",
     "EnvProtocolError",
+    "EpisodeLostError",
     "LearnerError",
     "MissingExtraError",
     "RlsampleError",
@@ -101,6 +103,13 @@ class LearnerError(RlsampleError):
 
 class ServingError(RlsampleError):
     """A served episode was used out of order, or the serving thread has ended (its error is the ``__cause__``)."""
+
+
+class EpisodeLostError(ServingError):
+    """A client's open episode is gone on the policy server, which was restarted, or closed it. Start a new one.
+
+    What was sampled of it before stays sampled; its last action has no outcome there.
+    """
 
 
 class CheckpointError(RlsampleError):

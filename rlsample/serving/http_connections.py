@@ -1,0 +1,92 @@
+"""Requests of the sync client over kept-alive connections, by the standard library.
+
+A call through httpx costs six times the processor time of one through ``http.client`` (1.5 against 0.26 ms, measured on
+one machine): as much as several calls cost the server.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import http.client
+import socket
+import threading
+
+from rlsample.serving.exchange import Address, NoAnswer, Reply, Request
+
+__all__ = ["HttpConnections"]
+
+_CONNECT_S = 5.0
+
+
+class HttpConnections:
+    """As many connections as threads send at a time; any thread may call.
+
+    Args:
+        address: of the server.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._address = address
+        self._idle: collections.deque[http.client.HTTPConnection] = collections.deque()
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def send(self, request: Request) -> Reply:
+        """Sends a request, and waits for its reply.
+
+        Raises:
+            NoAnswer: no connection, a broken one, or no reply within the request's ``timeout_s``.
+        """
+        connection = self._take()
+        done = False
+        try:
+            reply = self._exchange(connection, request)
+            done = True
+            return reply
+        except (OSError, http.client.HTTPException) as e:
+            raise NoAnswer(f"{type(e).__name__}: {e}" if str(e) else type(e).__name__) from e
+        finally:
+            self._put_back(connection, done)
+
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Reply:
+        if connection.sock is None:
+            connection.timeout = min(_CONNECT_S, request.timeout_s)
+            connection.connect()  # sets TCP_NODELAY, too
+        connection.sock.settimeout(request.timeout_s)
+        connection.request(request.method, request.path, request.body or None, dict(request.headers))
+        response = connection.getresponse()
+        body = response.read()
+        return Reply(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+
+    def _take(self) -> http.client.HTTPConnection:
+        with self._lock:
+            if self._closed:
+                raise NoAnswer("the client is closed")
+            connection = self._idle.pop() if self._idle else self._new()
+            self._busy.add(connection)
+            return connection
+
+    def _new(self) -> http.client.HTTPConnection:
+        kind = http.client.HTTPSConnection if self._address.scheme == "https" else http.client.HTTPConnection
+        return kind(self._address.host, self._address.port)
+
+    def _put_back(self, connection: http.client.HTTPConnection, usable: bool) -> None:
+        with self._lock:
+            self._busy.discard(connection)
+            if usable and not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Closes all connections; a thread that waits for a reply gets NoAnswer."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = list(self._idle), collections.deque()
+            for connection in self._busy:
+                with contextlib.suppress(OSError, AttributeError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
+        for connection in idle:
+            connection.close()

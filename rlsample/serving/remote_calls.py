@@ -1,0 +1,230 @@
+"""The five calls on episodes that a policy server keeps: what each sends, and what the client remembers of an episode.
+
+A reward waits here until the next call of its episode takes it along, so that a step is one request. The server books
+both or, when it refuses the call, neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from rlsample.env.serving.lane_rows import MAX_REWARD, checked_reward
+from rlsample.errors import EpisodeLostError, ServingError, SpaceError
+from rlsample.serving.action_reader import ActionReader
+from rlsample.serving.exchange import Exchange, RefusedCall, Steps
+from rlsample.serving.space_codec import space_of
+
+__all__ = ["CALL_ORDER", "ClientEpisode", "OpenEpisodes", "RemoteCalls"]
+
+CALL_ORDER = (
+    "the episode_id comes last: get_action(obs, episode_id), log_action(obs, action, episode_id), "
+    "log_returns(reward, info, episode_id), end_episode(obs, episode_id)"
+)
+
+
+class ClientEpisode:
+    """An open episode as the client sees it.
+
+    Attributes:
+        calls: how many calls the server has answered; the next one's key is made of it. A call whose answer was lost
+            keeps its number, so that it may be made again; another one in its place the server refuses if it knows it.
+        reward: logged and not yet sent.
+        acted: there is an action to which a reward can belong.
+    """
+
+    __slots__ = ("acted", "calls", "id", "in_use", "reward")
+
+    def __init__(self, episode_id: str) -> None:
+        self.id = episode_id
+        self.calls = 0
+        self.reward = 0.0
+        self.acted = False
+        self.in_use = threading.Lock()
+
+    def add_reward(self, reward: Any) -> None:
+        """Credits the last action; before the first one there is none.
+
+        Raises:
+            ServingError: no finite number, or the sum is none.
+        """
+        total = self.reward + checked_reward(reward)
+        if not -MAX_REWARD <= total <= MAX_REWARD:
+            raise ServingError(f"log_returns: a reward of {reward} makes {total}, which is no finite float32")
+        if self.acted:
+            self.reward = total
+
+
+class OpenEpisodes:
+    """Finds the open episodes of one client. Any thread may call.
+
+    Attributes:
+        open: id -> episode.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[str, ClientEpisode] = {}
+
+    @contextlib.contextmanager
+    def use(self, episode_id: str | None, first: Any = None, alone: bool = True) -> Iterator[ClientEpisode]:
+        """The episode of that id, or the only open one, for one call. If it turns out to be lost, it is dropped.
+
+        Args:
+            first: what the call was given first, to notice one that gives the id first.
+            alone: the call is about this one only. Otherwise it is lost if the server's words name it.
+
+        Raises:
+            ServingError: there is no such episode, or another call on it is going on.
+        """
+        episode = self._find(episode_id, first)
+        if not episode.in_use.acquire(blocking=False):
+            raise ServingError(f"episode {episode.id!r} is in use by another call: its calls have to follow each other")
+        try:
+            yield episode
+        except (EpisodeLostError, RefusedCall) as e:
+            gone = isinstance(e, EpisodeLostError) or e.code == "policy_failed"
+            if gone and (alone or repr(episode.id) in str(e)):
+                self.open.pop(episode.id, None)
+            raise
+        finally:
+            episode.in_use.release()
+
+    def _find(self, episode_id: str | None, first: Any) -> ClientEpisode:
+        if episode_id is None:
+            if isinstance(first, str):
+                raise ServingError(f"{first!r} came first; {CALL_ORDER}")
+            episodes = list(self.open.values())
+            if len(episodes) == 1:
+                return episodes[0]
+            if not episodes:
+                raise ServingError("this client has no open episode: call start_episode, or pass an episode_id")
+            ids = ", ".join(repr(e.id) for e in episodes[:4]) + (", ..." if len(episodes) > 4 else "")
+            raise ServingError(f"this client has {len(episodes)} open episodes ({ids}): pass the episode_id of one")
+        if not isinstance(episode_id, str):
+            raise ServingError(f"the episode_id must be a str, got {type(episode_id).__name__}; {CALL_ORDER}")
+        if episode_id not in self.open:
+            raise ServingError(f"this client has no open episode {episode_id!r}: it was not started here, or has ended")
+        return self.open[episode_id]
+
+
+class RemoteCalls:
+    """The calls of a client whose actions the server chooses. Each is a generator, see :mod:`exchange`."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._episodes = OpenEpisodes()
+        self._nonce = secrets.token_hex(8)
+        self._starts = 0
+        self._reader: ActionReader | None = None
+
+    @property
+    def open_episodes(self) -> list[str]:
+        """Ids of the episodes that are open as far as the client knows."""
+        return list(self._episodes.open)
+
+    def start_episode(self, episode_id: str | None, training_enabled: bool, timeout_s: float | None) -> Steps[str]:
+        """See :meth:`PolicyClient.start_episode`."""
+        if episode_id is not None and (not isinstance(episode_id, str) or not episode_id):
+            raise ServingError(f"start_episode: an episode_id is a non-empty str, got {episode_id!r}")
+        if self._reader is None:
+            self._reader = yield from self._action_reader(timeout_s)
+        self._starts += 1
+        values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
+        if episode_id is not None:
+            values["episode_id"] = episode_id
+        key = f"{self._nonce}-start-{self._starts}"
+        answer = yield from self._exchange.call("POST", "/v1/episodes", values, key, timeout_s)
+        started = str(answer["episode_id"])
+        self._episodes.open[started] = ClientEpisode(started)
+        return started
+
+    def get_action(self, obs: Any, episode_id: str | None, timeout_s: float | None) -> Steps[Any]:
+        """See :meth:`PolicyClient.get_action`."""
+        with self._episodes.use(episode_id, obs) as episode:
+            answer = yield from self._call(episode, "action", {"obs": obs, **_reward(episode)}, timeout_s)
+            episode.reward, episode.acted = 0.0, True
+            assert self._reader is not None
+            return self._reader.one(answer["action"])
+
+    def get_actions(self, obs: Any, episode_ids: Sequence[str], timeout_s: float | None) -> Steps[list[Any]]:
+        """See :meth:`PolicyClient.get_actions`."""
+        ids = list(episode_ids)
+        if not ids or len(set(ids)) < len(ids):
+            raise ServingError(f"get_actions: episode_ids must be distinct, at least one; got {ids}")
+        with contextlib.ExitStack() as stack:
+            episodes = [stack.enter_context(self._episodes.use(name, obs, alone=False)) for name in ids]
+            values: dict[str, Any] = {"episode_ids": ids, "obs": obs}
+            if any(episode.acted for episode in episodes):
+                values["rewards"] = [episode.reward for episode in episodes]
+            numbers = "-".join(f"{episode.id}:{episode.calls}" for episode in episodes)
+            key = f"{self._nonce}-batch-{hashlib.sha256(numbers.encode()).hexdigest()[:32]}"
+            answer = yield from self._settle(episodes, "/v1/actions", values, key, timeout_s)
+            for episode in episodes:
+                episode.reward, episode.acted = 0.0, True
+            assert self._reader is not None
+            return self._reader.many(answer["actions"], len(ids))
+
+    def log_action(self, obs: Any, action: Any, episode_id: str | None, action_logp: float | None) -> Steps[None]:
+        """See :meth:`PolicyClient.log_action`."""
+        with self._episodes.use(episode_id, obs) as episode:
+            values = {"obs": obs, "action": action, **_reward(episode)}
+            if action_logp is not None:
+                values["action_logp"] = float(action_logp)
+            yield from self._call(episode, "log_action", values)
+            episode.reward, episode.acted = 0.0, True
+
+    def log_returns(self, reward: Any, info: dict[str, Any] | None, episode_id: str | None) -> Steps[None]:
+        """See :meth:`PolicyClient.log_returns`."""
+        with self._episodes.use(episode_id, reward) as episode:
+            episode.add_reward(reward)
+            if info:
+                yield from self._call(episode, "returns", {"reward": episode.reward, "info": info})
+                episode.reward = 0.0
+
+    def end_episode(self, obs: Any, episode_id: str | None, truncated: bool) -> Steps[None]:
+        """See :meth:`PolicyClient.end_episode`."""
+        with self._episodes.use(episode_id, obs) as episode:
+            values = {"obs": obs, "truncated": bool(truncated), **_reward(episode)}
+            yield from self._call(episode, "end", values)
+            self._episodes.open.pop(episode.id, None)
+
+    def close(self) -> Steps[None]:
+        """Nothing to do: the server ends what is still open, truncated, when it had no call for long."""
+        yield from ()
+
+    # ------------------------------------------------------------------ one call
+
+    def _action_reader(self, timeout_s: float | None) -> Steps[ActionReader]:
+        spaces = yield from self._exchange.call("GET", "/v1/spaces", timeout_s=timeout_s)
+        return ActionReader(space_of(spaces["action_space"]))
+
+    def _call(self, episode: ClientEpisode, verb: str, values: Any, timeout_s: float | None = None) -> Steps[Any]:
+        path = f"/v1/episodes/{quote(episode.id, safe='')}/{verb}"
+        key = f"{self._nonce}-{episode.calls}"
+        return (yield from self._settle([episode], path, values, key, timeout_s))
+
+    def _settle(
+        self, episodes: list[ClientEpisode], path: str, values: Any, key: str, timeout_s: float | None
+    ) -> Steps[Any]:
+        """A call whose answer, whatever it is, moves its episodes on to their next number."""
+        try:
+            answer = yield from self._exchange.call("POST", path, values, key, timeout_s, of_episode=True)
+        except (SpaceError, EpisodeLostError, RefusedCall):
+            _count(episodes)
+            raise
+        _count(episodes)
+        return answer
+
+
+def _count(episodes: list[ClientEpisode]) -> None:
+    for episode in episodes:
+        episode.calls += 1
+
+
+def _reward(episode: ClientEpisode) -> dict[str, float]:
+    return {"reward": episode.reward} if episode.acted else {}
