@@ -1,0 +1,112 @@
+"""Answers to requests, and the ones that are kept so that a repeated request is not done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+from typing import NamedTuple
+
+from rlsample.serving.http_errors import HttpError
+from rlsample.serving.wire import encode
+
+__all__ = ["Answer", "AnswerBook", "KeptAnswer", "error_answer"]
+
+
+class Answer(NamedTuple):
+    """What goes back: status, media type and body."""
+
+    status: int
+    media_type: bytes
+    body: bytes
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class KeptAnswer:
+    """A call with a key: in progress, answered or failed.
+
+    Attributes:
+        request: what was asked, to notice a key that is used for something else.
+        answer: None while it is in progress.
+        done: for those who wait for the same answer; made when there are any.
+    """
+
+    __slots__ = ("answer", "done", "request")
+
+    def __init__(self, request: object) -> None:
+        self.request = request
+        self.answer: Answer | None = None
+        self.done: asyncio.Future[Answer] | None = None
+
+    async def wait(self) -> Answer:
+        """The answer, as soon as it is there. Raises what the call raised."""
+        if self.answer is not None:
+            return self.answer
+        if self.done is None:
+            self.done = asyncio.get_running_loop().create_future()
+        return await asyncio.shield(self.done)
+
+
+class AnswerBook:
+    """The latest answers by key; used by the server's loop only.
+
+    A call that was refused did nothing: its key is free again, and a retry may succeed.
+
+    Args:
+        size: how many are kept; the oldest goes first.
+    """
+
+    __slots__ = ("_kept", "_size")
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._kept: collections.OrderedDict[str, KeptAnswer] = collections.OrderedDict()
+
+    def find(self, key: str, request: object) -> KeptAnswer | None:
+        """The call that had this key, or None.
+
+        Raises:
+            HttpError: the key came with another request.
+        """
+        kept = self._kept.get(key)
+        if kept is not None and kept.request != request:
+            raise HttpError(
+                "key_reused", f"the Idempotency-Key {key[:40]!r} came before with another call or body: make a new one"
+            )
+        return kept
+
+    def knows(self, key: str) -> bool:
+        """Whether a call with this key is in progress or answered."""
+        return key in self._kept
+
+    def begin(self, key: str, request: object) -> KeptAnswer:
+        """Notes that a call is in progress. Follow with :meth:`finish` or :meth:`fail`."""
+        kept = self._kept[key] = KeptAnswer(request)
+        if len(self._kept) > self._size:
+            self._kept.popitem(last=False)
+        return kept
+
+    def finish(self, kept: KeptAnswer, answer: Answer) -> None:
+        """The call was done; whoever repeats it gets this answer."""
+        kept.answer = answer
+        if kept.done is not None and not kept.done.done():
+            kept.done.set_result(answer)
+
+    def fail(self, key: str, kept: KeptAnswer, error: BaseException) -> None:
+        """The call was refused: those who wait are told, the key is free."""
+        if self._kept.get(key) is kept:
+            del self._kept[key]
+        if kept.done is not None and not kept.done.done():
+            kept.done.set_exception(error)
+
+
+def error_answer(error: HttpError, wanted: str) -> Answer:
+    """The body and headers of a refusal."""
+    body = encode({"error": {"code": error.code, "message": error.message}}, wanted)
+    headers: list[tuple[bytes, bytes]] = []
+    if error.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if error.code == "unauthorized":
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.code in ("too_large", "closed"):
+        headers.append((b"connection", b"close"))
+    return Answer(error.status, wanted.encode(), body, tuple(headers))

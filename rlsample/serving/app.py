@@ -1,0 +1,156 @@
+"""The ASGI application: finds the call, runs it, writes its answer.
+
+Calls on episodes are dispatched by hand, as each action passes here; everything else goes through Starlette.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from rlsample.serving.answers import Answer, AnswerBook, error_answer
+from rlsample.serving.call_bodies import DECODERS
+from rlsample.serving.episode_calls import EpisodeCalls
+from rlsample.serving.fragments import log_fragment
+from rlsample.serving.http_errors import HttpError
+from rlsample.serving.request_gate import Headers, RequestGate
+from rlsample.serving.wire import JSON, WireError, encode
+
+__all__ = ["ServingApp"]
+
+log = logging.getLogger(__name__)
+
+_MEDIA = {media_type: media_type.encode() for media_type in DECODERS}
+_EPISODES = "/v1/episodes/"
+_VERBS = ("action", "log_action", "returns", "end")
+_FLAT = {"/v1/episodes": "start", "/v1/actions": "actions", "/v1/act": "act", "/v1/fragments": "fragments"}
+_KEPT_STARTS = 4096  # answers kept of calls on no open episode
+_NOTHING = {media_type: encode({}, media_type) for media_type in DECODERS}
+
+
+class ServingApp:
+    """An ASGI callable.
+
+    Args:
+        calls: the calls on episodes.
+        gate: what every request has to pass.
+        act: the answer to observations [K, ...] without an episode.
+        others: the ASGI application for all other paths; it checks no token itself.
+        is_public: whether a path of ``others`` needs no token.
+    """
+
+    def __init__(
+        self,
+        calls: EpisodeCalls,
+        gate: RequestGate,
+        act: Callable[[Any], dict[str, Any]],
+        others: Any,
+        is_public: Callable[[str], bool],
+    ) -> None:
+        self.calls, self.gate, self.metrics = calls, gate, calls.metrics
+        self._act, self._others, self._is_public = act, others, is_public
+        self._answers = AnswerBook(_KEPT_STARTS)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers one request."""
+        path: str = scope["path"]
+        headers = None
+        try:
+            self.gate.require_rate(scope)
+            headers = Headers(scope["headers"])
+            if path.startswith(_EPISODES):
+                episode_id, _, verb = path[len(_EPISODES) :].partition("/")
+                if verb not in _VERBS:
+                    raise _no_such(path)
+            else:
+                episode_id, verb = "", _FLAT.get(path, "")
+            if verb or not self._is_public(path):
+                self.gate.require_token(headers)
+            if not verb:
+                answer = None
+            elif scope["method"] == "POST":
+                answer = await self._call(verb, episode_id, headers, await self.gate.body(headers, receive))
+            else:
+                raise HttpError("method", f"{path} takes POST")
+        except HttpError as e:
+            answer = self._refuse(e, headers)
+        except Exception as e:
+            log.exception("a request failed in the server")
+            answer = self._refuse(HttpError("policy_failed", f"the server failed: {type(e).__name__}: {e}"), headers)
+        self.metrics.requests += 1
+        if answer is None:
+            await self._others(scope, receive, send)
+            return
+        length = b"%d" % len(answer.body)
+        fields = [(b"content-type", answer.media_type), (b"content-length", length), *answer.headers]
+        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def _refuse(self, error: HttpError, headers: Headers | None) -> Answer:
+        self.metrics.rejected[error.code] += 1
+        return error_answer(error, headers.wanted if headers else JSON)
+
+    async def _call(self, verb: str, episode_id: str, headers: Headers, body: bytes) -> Answer:
+        """Runs a call, or finds the answer it had when it came before with the same key."""
+        if headers.sent is None:
+            raise HttpError("media_type", "a body is application/json or application/msgpack")
+        try:
+            call = DECODERS[headers.sent][verb](body or b"{}")
+        except WireError as e:
+            raise HttpError("bad_value", str(e)) from None
+        if headers.key is None:
+            return await self._run(verb, episode_id, call, headers.wanted)
+        key, request = headers.key, (verb, episode_id, headers.sent, hash(body))
+        book = self._book(episode_id, key)
+        kept = book.find(key, request)
+        if kept is not None:
+            return await kept.wait()
+        kept = book.begin(key, request)
+        try:
+            answer = await self._run(verb, episode_id, call, headers.wanted)
+        except BaseException as e:
+            book.fail(key, kept, e)
+            raise
+        book.finish(kept, answer)
+        return answer
+
+    def _book(self, episode_id: str, key: str) -> AnswerBook:
+        if not episode_id:
+            return self._answers
+        ended = self.calls.ended.get(episode_id)
+        if ended is not None and ended.answers.knows(key):
+            return ended.answers
+        return self.calls.find(episode_id).answers
+
+    async def _run(self, verb: str, episode_id: str, call: Any, wanted: str) -> Answer:
+        calls = self.calls
+        if verb == "action":
+            episode = calls.find(episode_id)
+            waiter = calls.ask(episode, call)
+            await waiter.done
+            (action,) = calls.settle(waiter)
+            if wanted == JSON and action.__class__ is int:
+                body = b'{"action":%d,"policy_version":%d,"t":%d}' % (action, waiter.version, episode.t)
+            else:
+                body = encode({"action": action, "policy_version": waiter.version, "t": episode.t}, wanted)
+            return Answer(200, _MEDIA[wanted], body)
+        if verb == "actions":
+            waiter = calls.ask_many(call)
+            await waiter.done
+            actions = calls.stacked(calls.settle(waiter))
+            found = {"actions": actions, "policy_version": waiter.version}
+            return Answer(200, _MEDIA[wanted], encode(found, wanted))
+        if verb == "start":
+            return Answer(201, _MEDIA[wanted], encode({"episode_id": calls.start(call)}, wanted))
+        if verb == "act":
+            return Answer(200, _MEDIA[wanted], encode(self._act(call.obs), wanted))
+        if verb == "fragments":
+            found = log_fragment(calls, call)
+            return Answer(200, _MEDIA[wanted], encode(found, wanted))
+        getattr(calls, verb)(calls.find(episode_id), call)
+        return Answer(200, _MEDIA[wanted], _NOTHING[wanted])
+
+
+def _no_such(path: str) -> HttpError:
+    return HttpError("not_found", f"there is nothing at {path[:100]!r}: see /openapi.json")

@@ -1,0 +1,52 @@
+"""One episode as the HTTP server sees it, and a request that waits for actions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from rlsample.env.serving.served_episode import ServedEpisode
+from rlsample.serving.answers import AnswerBook
+
+__all__ = ["OpenEpisode", "Waiter"]
+
+_KEPT_ANSWERS = 16  # of one episode
+
+
+class OpenEpisode:
+    """What is known of an episode beside its rows.
+
+    Attributes:
+        served: the episode itself. ``t``: actions so far.
+        busy: a request waits for its action.
+        answers: the latest, by idempotency key.
+        total: rewards that counted.
+    """
+
+    __slots__ = ("answers", "busy", "served", "t", "total")
+
+    def __init__(self, served: ServedEpisode) -> None:
+        self.served = served
+        self.t = 0
+        self.busy = False
+        self.total = 0.0
+        self.answers = AnswerBook(_KEPT_ANSWERS)
+
+
+class Waiter:
+    """A request that waits for K actions.
+
+    Attributes:
+        episodes: K that it asked for. ``actions``: theirs, as they come.
+        done: gets None when all are there, or the error.
+        started: when it was posed.
+    """
+
+    __slots__ = ("actions", "done", "episodes", "error", "left", "started", "version")
+
+    def __init__(self, episodes: list[OpenEpisode], done: asyncio.Future[None], started: float) -> None:
+        self.episodes, self.done, self.started = episodes, done, started
+        self.actions: list[Any] = [None] * len(episodes)
+        self.left = len(episodes)
+        self.error: Exception | None = None
+        self.version = 0

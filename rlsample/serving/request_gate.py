@@ -1,0 +1,136 @@
+"""What a request has to pass before it is looked at: token, rate, size, form."""
+
+from __future__ import annotations
+
+import collections
+import hmac
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rlsample.serving.http_errors import HttpError
+from rlsample.serving.wire import JSON, MSGPACK
+
+__all__ = ["Headers", "RateLimit", "RequestGate"]
+
+_KEY = re.compile(rb"[!-~]{1,128}")
+_ADDRESSES = 10_000  # that the rate limit remembers
+
+
+class Headers:
+    """The headers of one request that matter here.
+
+    Attributes:
+        sent, wanted: media types of the body and of the answer.
+        key: the idempotency key, or None.
+    """
+
+    __slots__ = ("authorization", "key", "length", "sent", "wanted")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.authorization = b""
+        self.sent: str | None = JSON
+        self.length = 0
+        self.key: str | None = None
+        accept = b""
+        for name, value in headers:
+            if name == b"content-type":
+                self.sent = _media_type(value)
+            elif name == b"content-length":
+                self.length = int(value) if value.isdigit() else 0
+            elif name == b"idempotency-key":
+                if not _KEY.fullmatch(value):
+                    raise HttpError("bad_value", "an Idempotency-Key has 1 to 128 visible ASCII characters")
+                self.key = value.decode("ascii")
+            elif name == b"accept":
+                accept = value
+            elif name == b"authorization":
+                self.authorization = value
+        wanted = _media_type(accept) if accept else None
+        self.wanted = wanted or self.sent or JSON
+
+
+def _media_type(value: bytes) -> str | None:
+    if value == b"application/json":
+        return JSON
+    name = value.partition(b";")[0].strip().lower()
+    if name == b"application/json":
+        return JSON
+    return MSGPACK if name in (b"application/msgpack", b"application/x-msgpack") else None
+
+
+class RateLimit:
+    """A bucket of tokens for each address: so many requests a second, and as many at once.
+
+    Args:
+        per_s: requests per second.
+    """
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s, self._burst = per_s, max(1.0, per_s)
+        self._buckets: collections.OrderedDict[str, tuple[float, float]] = collections.OrderedDict()
+
+    def take(self, address: str, now: float) -> bool:
+        """Whether one more request of the address may pass at this time (seconds of any clock)."""
+        left, since = self._buckets.get(address, (self._burst, now))
+        left = min(self._burst, left + (now - since) * self._per_s)
+        passes = left >= 1.0
+        self._buckets[address] = (left - 1.0 if passes else left, now)
+        self._buckets.move_to_end(address)
+        if len(self._buckets) > _ADDRESSES:
+            self._buckets.popitem(last=False)
+        return passes
+
+
+class RequestGate:
+    """Refuses requests without the token, too many of them, and bodies that are too long.
+
+    Args:
+        token: or None, where none is asked for. It shows up in no message.
+        rate_limit: requests per second and address, or None.
+        max_body_bytes: longest body.
+    """
+
+    def __init__(self, token: str | None, rate_limit: float | None, max_body_bytes: int) -> None:
+        self._expected = None if token is None else b"Bearer " + token.encode("ascii")
+        self._rate = None if rate_limit is None else RateLimit(rate_limit)
+        self.max_body_bytes = max_body_bytes
+
+    def require_rate(self, scope: Mapping[str, Any]) -> None:
+        """Raises HttpError if the address asks too often."""
+        if self._rate is not None:
+            address = (scope.get("client") or ("unknown", 0))[0]
+            if not self._rate.take(address, time.monotonic()):
+                raise HttpError("rate_limited", "too many requests from this address: slow down")
+
+    def require_token(self, headers: Headers) -> None:
+        """Raises HttpError unless the request carries the token, where one is set."""
+        if self._expected is not None and not hmac.compare_digest(headers.authorization, self._expected):
+            raise HttpError("unauthorized", "send the server's token as Authorization: Bearer TOKEN")
+
+    async def body(self, headers: Headers, receive: Any) -> bytes:
+        """The whole body.
+
+        Raises:
+            HttpError: it is longer than allowed; the rest is not read. Or the client went away.
+        """
+        limit = self.max_body_bytes
+        if headers.length > limit:
+            raise HttpError("too_large", f"the body has {headers.length} bytes, at most {limit} are allowed")
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            if message["type"] == "http.disconnect":
+                raise HttpError("bad_value", "the client went away")
+            return body
+        parts, length = [body], len(body)
+        while message.get("more_body"):
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise HttpError("bad_value", "the client went away")
+            parts.append(message.get("body", b""))
+            length += len(parts[-1])
+            if length > limit:
+                raise HttpError("too_large", f"the body has more than the {limit} bytes that are allowed")
+        return b"".join(parts)
