@@ -45,18 +45,17 @@ def bench_train(options: Mapping[str, Any] | None = None, /, *, seconds: float =
         began, version = perf_counter(), policy.version
         while policy.version - version < _WARM_UPDATES or perf_counter() - began < _WARM_S:
             trainer.step()
-        optimizer.stats()
         sampled, trained, version = optimizer.num_steps_sampled, optimizer.num_steps_trained, policy.version
+        results = []
         started, cpu = perf_counter(), process_time()
         while perf_counter() - started < seconds:
-            trainer.step()
+            results.append(trainer.step())
         took, cpu = perf_counter() - started, process_time() - cpu
-        stats = optimizer.stats()
         return {
             "sampled_steps_per_s": (optimizer.num_steps_sampled - sampled) / took,
             "trained_steps_per_s": (optimizer.num_steps_trained - trained) / took,
-            "policy_lag_mean": stats.get("policy_lag_mean"),
-            "learner_wait_share": stats.get("learner_wait_share"),
+            "policy_lag_mean": _lag_mean(results, trained),
+            "learner_wait_share": _wait_share(results),
             "driver_busy_share": cpu / took,
             "updates_per_s": (policy.version - version) / took,
             "seconds": took,
@@ -65,3 +64,25 @@ def bench_train(options: Mapping[str, Any] | None = None, /, *, seconds: float =
             "num_envs": config.train.num_envs,
             "num_workers": config.train.num_workers,
         }
+
+
+def _lag_mean(results: list[dict[str, Any]], trained: int) -> float | None:
+    """Over all rows trained on: each iteration tells the mean over its own."""
+    if "optimizer/policy_lag_mean" not in results[-1]:
+        return None
+    lags = 0.0
+    before = first = trained
+    for result in results:
+        now = result["optimizer/num_steps_trained"]
+        lags, before = lags + result["optimizer/policy_lag_mean"] * (now - before), now
+    return lags / max(1, before - first)
+
+
+def _wait_share(results: list[dict[str, Any]]) -> float | None:
+    """Of the learner thread's time in these iterations, the part in which it had no data."""
+    if "optimizer/learner_wait_share" not in results[-1]:
+        return None
+    waited, busy = (
+        sum(result.get(f"optimizer/{name}_s", 0.0) for result in results) for name in ("learner_wait", "compute")
+    )
+    return waited / max(1e-9, waited + busy)

@@ -99,7 +99,8 @@ def progress_line(result: Mapping[str, Any]) -> str:
     shares = _shares(result)
     if shares:
         parts.append(" ".join(f"{name} {share:.0%}" for name, share in shares))
-    return "  ".join(parts)
+    learner = _learner(result)
+    return "  ".join([*parts, learner] if learner else parts)
 
 
 def panel(title: str, result: Mapping[str, Any], max_steps: int) -> Any:
@@ -128,12 +129,26 @@ def panel(title: str, result: Mapping[str, Any], max_steps: int) -> Any:
     shares = _shares(result)
     if shares:
         lines.append(Text("time: " + "  ".join(f"{name} {share:.0%}" for name, share in shares), style="dim"))  # type: ignore[arg-type]
+    learner = _learner(result)
+    if learner:
+        lines.append(Text(learner, style="dim"))  # type: ignore[arg-type]
     return Panel(Group(*lines), title=title, title_align="left", border_style="blue")
 
 
 def _shares(result: Mapping[str, Any]) -> list[tuple[str, float]]:
     pairs = [(name, result.get(f"time/{name}_share")) for name in _SHARES]
     return [(name, share) for name, share in pairs if share is not None]
+
+
+def _learner(result: Mapping[str, Any]) -> str:
+    """What an optimizer with a learner thread tells of it, such as ``lag 2.1 queue 0.4 learner waits 12%``."""
+    lag = result.get("optimizer/policy_lag_mean")
+    if lag is None:
+        return ""
+    words = f"lag {lag:.1f} queue {result['optimizer/learner_queue_size_mean']:.1f}"
+    words += f" learner waits {result['optimizer/learner_wait_share']:.0%}"
+    dropped = result.get("optimizer/num_dropped_rows", 0)
+    return words + (f" dropped {dropped:,} rows" if dropped else "")
 
 
 def _number(value: float | None) -> str:

@@ -1,8 +1,10 @@
 """IMPALA and APPO through the train loop: presets, devices, checkpoints."""
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlsample.algorithms import Trainer, configure, train
+from rlsample.algorithms.progress_log import read_csv
 from rlsample.optimizers import AsyncSamplesOptimizer
 
 SMALL = {"env": "CartPole-v1", "num_workers": 1, "num_envs": 2, "hidden": (16,), "seed": 5}
@@ -20,6 +22,18 @@ def test_impala_goes_on_from_its_checkpoint(tmp_path):
         result = trainer.step()
         assert result["train/n_updates"] > updates
         assert trainer.run().env_steps >= 8000
+
+
+def test_what_the_optimizer_says_of_itself_is_logged(tmp_path):
+    out = tmp_path / "run"
+    train(algo="impala", max_steps=4000, out=str(out), **SMALL)
+    rows = read_csv(out / "progress.csv")
+    for name in ("policy_lag_mean", "learner_queue_size_mean", "num_dropped_rows", "learner_wait_share", "compute_s"):
+        assert rows[-1][f"optimizer/{name}"] is not None, name
+    assert [row["optimizer/num_steps_sampled"] for row in rows] == [row["time/total_timesteps"] for row in rows]
+    events = EventAccumulator(str(out)).Reload()
+    logged = [event.value for event in events.Scalars("optimizer/policy_lag_mean")]
+    assert logged == pytest.approx([row["optimizer/policy_lag_mean"] for row in rows])
 
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])

@@ -42,6 +42,27 @@ def test_panel_shows_steps_return_and_shares():
         assert part in text
 
 
+LEARNER = {
+    "optimizer/policy_lag_mean": 2.13,
+    "optimizer/learner_queue_size_mean": 0.44,
+    "optimizer/learner_wait_share": 0.12,
+}
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        ({}, "lag 2.1 queue 0.4 learner waits 12%"),
+        ({"optimizer/num_dropped_rows": 1500}, "lag 2.1 queue 0.4 learner waits 12% dropped 1,500 rows"),
+    ],
+)
+def test_a_learner_thread_tells_lag_queue_waits_and_drops(more, shown):
+    assert progress_line({**RESULT, **LEARNER, **more}) == f"{progress_line(RESULT)}  {shown}"
+    console = Console(file=io.StringIO(), width=90)
+    console.print(panel("impala on CartPole-v1", {**RESULT, **LEARNER, **more}, 50_000))
+    assert shown in console.file.getvalue()
+
+
 @pytest.mark.parametrize(
     ("interval", "shown"),
     [(0.0, ["steps 1 ", "steps 2 ", "steps 3 ", "steps 4 "]), (10.0, ["steps 1 ", "steps 3 ", "steps 4 "])],
