@@ -46,7 +46,7 @@ def decided(result):
     return {
         tag: None if value is None else np.float64(value).tobytes()
         for tag, value in result.items()
-        if not tag.startswith(WALL_CLOCK)
+        if not tag.startswith(WALL_CLOCK) and not (tag.startswith("optimizer/") and tag.endswith("_s"))  # seconds
     }
 
 
