@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rlsample.env.columns import check_action_space, children, join_path
+from rlsample.env.columns import check_action_space, children, has_fixed_size, is_member, join_path, object_column
 from rlsample.errors import SpaceError
 from rlsample.tree import Tree
 
@@ -25,10 +26,13 @@ class ActionCodec:
 
     Every method raises SpaceError that names the slot, the value and the space before it returns anything, so that a
     caller which checks first has stepped nothing.
+
+    Args:
+        any_size: allow leaves without a fixed size: their columns are arrays of objects [K], or lists of K values.
     """
 
-    def __init__(self, space: Space) -> None:
-        check_action_space(space)
+    def __init__(self, space: Space, any_size: bool = False) -> None:
+        check_action_space(space, any_size)
         self.space = space
         self._root = _codec(space, "")
 
@@ -59,7 +63,9 @@ class ActionCodec:
 def _codec(space: Space, path: str) -> _Codec:
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         return _NestCodec(space, path)
-    return _DiscreteCodec(space, path) if isinstance(space, spaces.Discrete) else _ArrayCodec(space, path)
+    if isinstance(space, spaces.Discrete):
+        return _DiscreteCodec(space, path)
+    return _ArrayCodec(space, path) if has_fixed_size(space) else _ObjectCodec(space, path)
 
 
 class _Codec:
@@ -105,6 +111,28 @@ class _NestCodec(_Codec):
         if self.is_dict:
             return [dict(zip(self.keys, row, strict=True)) for row in zip(*columns, strict=True)]
         return list(zip(*columns, strict=True))
+
+
+class _ObjectCodec(_Codec):
+    """Values without a fixed size, as they are; copied deeply."""
+
+    def __init__(self, space: Space, path: str) -> None:
+        self.space, self.path = space, path
+
+    def batch(self, actions: Any, env_ids: Any) -> np.ndarray:
+        count = len(env_ids)
+        if not isinstance(actions, (np.ndarray, list, tuple)):
+            raise self.fail(f"expected an array of {count} objects, got {type(actions).__name__}")
+        shape = actions.shape if isinstance(actions, np.ndarray) else (len(actions),)
+        if shape != (count,):
+            raise self.fail(f"expected shape {(count,)}, got {shape}")
+        for slot, value in zip(env_ids, actions, strict=True):
+            if not is_member(self.space, value):
+                raise self.fail(f"slot {int(slot)} was given {repr(value)[:200]}, which is outside the space")
+        return object_column([copy.deepcopy(value) for value in actions])
+
+    def rows(self, batch: np.ndarray) -> list[Any]:
+        return list(batch)
 
 
 class _ArrayCodec(_Codec):

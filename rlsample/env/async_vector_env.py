@@ -95,7 +95,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         self._team = WorkerTeam(EnvPlan(make, num_envs, seed, worker_index, *config), pool)
         try:
             self.observation_space, self.action_space = self._team.start()
-            self._codec = ActionCodec(self.action_space)
+            self._codec = ActionCodec(self.action_space, any_size=True)
             self._requests = SlotRequests(self._team, self._states, settings, pool.reset_ahead)
         except BaseException:
             self.close()

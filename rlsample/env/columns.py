@@ -1,7 +1,8 @@
-"""Which spaces have a fixed size, and columns for them."""
+"""Which spaces have a fixed size, and columns for them and for those that have none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,11 @@ __all__ = [
     "children",
     "clip_to_space",
     "empty_columns",
+    "has_fixed_size",
+    "is_member",
     "join_path",
     "leaf_spec",
+    "object_column",
     "unsquash",
     "zeros_columns",
 ]
@@ -31,31 +35,36 @@ _LEAVES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary
 
 @dataclass(frozen=True)
 class LeafSpec:
-    """Shape and dtype of one row of one leaf."""
+    """Shape and dtype of one row of one leaf. A space without a fixed size: ``()``, object, and the space itself."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    space: Any = None
 
 
-def check_observation_space(space: Space) -> None:
-    """Raises SpaceError unless observations of ``space`` have a fixed size; names the path and what to wrap."""
-    _check(space, "observation", "gymnasium.wrappers.TransformObservation(env, f, Box(...))")
+def check_observation_space(space: Space, any_size: bool = False) -> None:
+    """Raises SpaceError unless observations of ``space`` have a fixed size; names the path and what to wrap.
+
+    Args:
+        any_size: leaves without a fixed size will do, but no empty Dict or Tuple, and nothing that is no space.
+    """
+    _check(space, any_size, "observation", "gymnasium.wrappers.TransformObservation(env, f, Box(...))")
 
 
-def check_action_space(space: Space) -> None:
-    """Raises SpaceError unless actions of ``space`` have a fixed size; names the path and what to wrap."""
-    _check(space, "action", "gymnasium.wrappers.TransformAction(env, f, Box(...))")
+def check_action_space(space: Space, any_size: bool = False) -> None:
+    """As :func:`check_observation_space`, for actions."""
+    _check(space, any_size, "action", "gymnasium.wrappers.TransformAction(env, f, Box(...))")
 
 
-def _check(space: Any, what: str, wrapper: str, path: str = "") -> None:
+def _check(space: Any, any_size: bool, what: str, wrapper: str, path: str = "") -> None:
     where = f"{what} space{f' at {path}' if path else ''}"
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = children(space)
         if not parts:
             raise SpaceError(f"{where} is an empty {type(space).__name__}: it has no columns")
         for key, sub in parts:
-            _check(sub, what, wrapper, join_path(path, key))
-    elif not isinstance(space, _LEAVES):
+            _check(sub, any_size, what, wrapper, join_path(path, key))
+    elif not isinstance(space, gymnasium.Space if any_size else _LEAVES):
         raise SpaceError(
             f"{where} is {space!r}, which has no fixed size or is unknown; map it to a space of fixed size first, "
             f"e.g. with {wrapper}"
@@ -76,15 +85,28 @@ def join_path(path: str, key: Any) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def has_fixed_size(space: Any) -> bool:
+    """Whether it is a leaf (no Dict, no Tuple) whose values all have one shape and dtype."""
+    return isinstance(space, _LEAVES)
+
+
+def is_member(space: gymnasium.Space[Any], value: Any) -> bool:
+    """Whether the value is in the space; not if the space's own check raises."""
+    try:
+        return bool(space.contains(value))
+    except Exception:
+        return False
+
+
 def leaf_spec(space: Space) -> Tree:
-    """A tree of the space's structure with a :class:`LeafSpec` as each leaf."""
+    """A tree of the space's structure with a :class:`LeafSpec` as each leaf; Dict and Tuple are its only branches."""
     if isinstance(space, spaces.Dict):
         return {k: leaf_spec(s) for k, s in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
         return tuple(leaf_spec(s) for s in space.spaces)
     if isinstance(space, _LEAVES):
         return LeafSpec(tuple(space.shape or ()), np.dtype(space.dtype))
-    raise SpaceError(f"{space!r} has no fixed size")
+    return LeafSpec((), np.dtype(object), space)
 
 
 def empty_columns(space: Space, lead: tuple[int, ...]) -> Tree:
@@ -103,6 +125,14 @@ def _columns(spec: Tree, lead: tuple[int, ...], new: Any) -> Tree:
     if isinstance(spec, tuple):
         return tuple(_columns(s, lead, new) for s in spec)
     return new((*lead, *spec.shape), spec.dtype)
+
+
+def object_column(values: Sequence[Any]) -> np.ndarray:
+    """object[K], with each value as it is: numpy would make more dimensions of tuples and arrays."""
+    column = np.empty(len(values), object)
+    for row, value in enumerate(values):
+        column[row] = value
+    return column
 
 
 def clip_to_space(space: Space, actions: Tree) -> Tree:

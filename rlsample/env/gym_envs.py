@@ -95,7 +95,8 @@ class GymEnvs(BaseEnv):
         self._steps = [step for step, _ in peeled]
         self._limits = np.array([limit for _, limit in peeled])
         self._find_next_limit()
-        self._writer, self._codec = ObsWriter(first.observation_space), ActionCodec(first.action_space)
+        self._writer = ObsWriter(first.observation_space, any_size=True)
+        self._codec = ActionCodec(first.action_space, any_size=True)
         shape, dtype = self._writer.shape, self._writer.dtype
         self._checks_obs = dtype is not None and dtype.kind == "f"
         self._row_lengths = {shape[0]} if shape else set()  # empty: observations are written one by one

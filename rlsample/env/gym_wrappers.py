@@ -8,7 +8,7 @@ from typing import Any
 import gymnasium
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-__all__ = ["NO_LIMIT", "bad_result", "peel"]
+__all__ = ["NO_LIMIT", "bad_number", "bad_result", "peel"]
 
 NO_LIMIT = 1 << 62
 
@@ -25,6 +25,12 @@ def peel(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], int]:
             limit = min(limit, int(env._max_episode_steps))
         env = env.env  # type: ignore[attr-defined]
     return env.step, limit
+
+
+def bad_number(at: str, path: str, value: float) -> str:
+    """What to say of an observation with NaN or inf; ``at`` names the slot and the step."""
+    place = f" at {path}" if path else ""
+    return f"{at}: observation{place} holds {value}; mend the env, or set allow_nonfinite=True"
 
 
 def bad_result(result: Any, slot: int, step: int) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-from rlsample.env.columns import LeafSpec, check_observation_space, join_path, leaf_spec
+from rlsample.env.columns import LeafSpec, check_observation_space, is_member, join_path, leaf_spec
 from rlsample.errors import EnvFailedError, SpaceError
 from rlsample.tree import Tree, flatten
 
@@ -19,17 +20,20 @@ __all__ = ["ObsWriter", "check_finite", "coerce_reward", "nonfinite_rows"]
 class ObsWriter:
     """Writes one env's observation into a row of preallocated columns.
 
+    Args:
+        any_size: allow leaves without a fixed size: columns of objects, whose values must be in their space.
+
     Attributes:
-        shape: the shape of a single-array space, else None (Dict, Tuple). With ``dtype`` a caller can inline the usual
-            case: ``type(obs) is np.ndarray and obs.shape == w.shape and obs.dtype == w.dtype`` allows
+        shape: the shape of a single-array space, else None (Dict, Tuple, no fixed size). With ``dtype`` a caller can
+            inline the usual case: ``type(obs) is np.ndarray and obs.shape == w.shape and obs.dtype == w.dtype`` allows
             ``column[row] = obs`` without a call.
         dtype: the dtype of a single-array space, else None.
     """
 
-    def __init__(self, space: gymnasium.Space[Any]) -> None:
-        check_observation_space(space)
+    def __init__(self, space: gymnasium.Space[Any], any_size: bool = False) -> None:
+        check_observation_space(space, any_size)
         self._spec = leaf_spec(space)
-        single = isinstance(self._spec, LeafSpec)
+        single = isinstance(self._spec, LeafSpec) and self._spec.space is None
         self.shape: tuple[int, ...] | None = self._spec.shape if single else None
         self.dtype: np.dtype[Any] | None = self._spec.dtype if single else None
 
@@ -39,9 +43,11 @@ class ObsWriter:
         A dtype may differ from the space's if it is narrower (uint8 for int64), of the same kind (float64 for float32,
         which Gymnasium's own envs return), or a Python number or list. Bounds are not checked.
 
+        Values without a fixed size are copied deeply.
+
         Raises:
-            EnvFailedError: wrong structure, shape or kind of dtype; names slot, step, path, what came and what was
-                expected. The row may then be partly written.
+            EnvFailedError: wrong structure, shape or kind of dtype, or a value without a fixed size that is not in its
+                space; names slot, step, path, what came and what was expected. The row may then be partly written.
         """
         if type(obs) is np.ndarray and obs.shape == self.shape and obs.dtype == self.dtype:
             target[row] = obs
@@ -58,7 +64,8 @@ class ObsWriter:
         Raises:
             SpaceError: wrong structure, shape or kind of dtype; names the path, what came and what was expected.
         """
-        if type(obs) is np.ndarray and obs.dtype == self.dtype and obs.shape == (num_rows, *(self.shape or ())):
+        fits = type(obs) is np.ndarray and obs.dtype == self.dtype and self.shape is not None
+        if fits and obs.shape == (num_rows, *self.shape):  # type: ignore[misc]
             return obs.copy() if copy else obs
         return _copy_batch(obs, self._spec, num_rows, "", copy)
 
@@ -96,8 +103,12 @@ def _write(target: Tree, row: int, obs: Any, spec: Tree, at: tuple[str, int, int
             raise _bad_obs(at, f"{type(obs).__name__}{size}", f"a tuple of {len(spec)}")
         for i, sub in enumerate(spec):
             _write(target[i], row, obs[i], sub, (join_path(path, i), slot, step))
-    else:
+    elif spec.space is None:
         target[row] = _as_leaf(obs, spec, at)
+    elif is_member(spec.space, obs):
+        target[row] = copy.deepcopy(obs)
+    else:
+        raise _bad_obs(at, f"{repr(obs)[:200]} ({type(obs).__name__})", f"a value in {spec.space}")
 
 
 def _as_leaf(obs: Any, spec: LeafSpec, at: tuple[str, int, int | None]) -> np.ndarray:
@@ -141,9 +152,9 @@ def _at_step(step: int | None) -> str:
 def nonfinite_rows(tree: Tree) -> list[tuple[int, str, float]]:
     """``(row, path, first bad value)`` for each row of the float leaves [K, ...] that holds NaN or inf.
 
-    One dot product over a leaf that is all finite; rows in order, each once.
+    One dot product over a leaf that is all finite; rows in order, each once. Of objects: the floats within them.
     """
-    if type(tree) is np.ndarray:
+    if type(tree) is np.ndarray and tree.dtype.kind != "O":
         if tree.dtype.kind != "f":
             return []
         # A sum of squares is finite only if each is; huge x may overflow it, hence the exact check. vdot never warns.
@@ -151,6 +162,10 @@ def nonfinite_rows(tree: Tree) -> list[tuple[int, str, float]]:
             return []
     found: dict[int, tuple[int, str, float]] = {}
     for path, leaf in flatten(tree):
+        if leaf.dtype.kind == "O":
+            for row, value in enumerate(leaf):
+                for bad_value in _nonfinite_in(value):
+                    found.setdefault(row, (row, path, bad_value))
         if leaf.dtype.kind != "f":
             continue
         bad = ~np.isfinite(leaf)
@@ -159,6 +174,22 @@ def nonfinite_rows(tree: Tree) -> list[tuple[int, str, float]]:
                 row = int(index[0])
                 found.setdefault(row, (row, path, float(leaf[tuple(index)])))
     return [found[row] for row in sorted(found)]
+
+
+def _nonfinite_in(value: Any) -> Iterator[float]:
+    """NaN and inf among the floats and arrays of nested containers."""
+    if isinstance(value, (float, np.floating)):
+        if not math.isfinite(value):
+            yield float(value)
+    elif isinstance(value, np.ndarray):
+        if value.dtype.kind == "f":
+            yield from value[~np.isfinite(value)].ravel().tolist()
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _nonfinite_in(part)
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _nonfinite_in(part)
 
 
 def check_finite(

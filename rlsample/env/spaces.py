@@ -1,4 +1,4 @@
-r"""Spaces of a fixed size as columns: what is allowed, what the columns look like, and how values cross over.
+r"""Spaces as columns: what is allowed, what the columns look like, and how values cross over.
 
 The one import for it: the parts live in ``columns``, ``action_codec`` and ``obs_writer``.
 
@@ -10,9 +10,11 @@ Discrete           [K]                         the space's (int64)    Python int
 MultiDiscrete      [K, \*nvec.shape]           the space's            ndarray
 MultiBinary(n)     [K, \*n]                    int8                   ndarray
 Dict, Tuple        dict, tuple of columns                             dict, tuple
+any other space    [K]                         object                 the value
 =================  ==========================  =====================  ==========================================
 
-Text, Graph, Sequence and OneOf have no fixed size and are refused.
+Text, Graph, Sequence, OneOf and spaces of the user's own have no fixed size. They are refused unless ``any_size=True``,
+as inline and pooled Gymnasium envs have it; samplers and policies refuse them.
 """
 
 from rlsample.env.action_codec import ActionCodec
@@ -23,6 +25,7 @@ from rlsample.env.columns import (
     clip_to_space,
     empty_columns,
     leaf_spec,
+    object_column,
     unsquash,
     zeros_columns,
 )
@@ -40,6 +43,7 @@ __all__ = [
     "empty_columns",
     "leaf_spec",
     "nonfinite_rows",
+    "object_column",
     "unsquash",
     "zeros_columns",
 ]

@@ -15,9 +15,19 @@ import numpy as np
 from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.env.spaces import ObsWriter, zeros_columns
 from rlsample.errors import EnvProtocolError
-from rlsample.tree import Tree, flatten, gather, map_tree
+from rlsample.tree import Tree, flatten, map_tree
 
-__all__ = ["AT_ONCE_S", "Conditions", "ConformanceError", "Player", "Row", "map_columns", "outcome_of"]
+__all__ = [
+    "AT_ONCE_S",
+    "Conditions",
+    "ConformanceError",
+    "Player",
+    "Row",
+    "keys_of",
+    "map_columns",
+    "outcome_of",
+    "row_of",
+]
 
 AT_ONCE_S = 2.0
 _PATIENCE_S = 20.0
@@ -56,8 +66,7 @@ class Row:
 
     def key(self) -> tuple[Any, ...]:
         """Equal for rows that are equal bit for bit (NaN too)."""
-        obs = tuple((p, leaf.dtype.str, leaf.shape, leaf.tobytes()) for p, leaf in flatten(self.obs))
-        return obs, self.reward.tobytes(), self.terminated, self.truncated, self.is_first
+        return keys_of(self.obs), self.reward.tobytes(), self.terminated, self.truncated, self.is_first
 
 
 class Player:
@@ -82,7 +91,7 @@ class Player:
         self.surplus: list[int] = []
         self.lost: list[int] = []
         self._space = copy.deepcopy(env.action_space)
-        self._writer = ObsWriter(env.action_space)
+        self._writer = ObsWriter(env.action_space, any_size=True)
         self._sent = [0] * env.num_envs
 
     # ------------------------------------------------------------------ playing
@@ -164,7 +173,7 @@ class Player:
                 self.surplus.append(slot)
                 continue
             asked, action = self.owed.pop(slot)
-            obs = map_tree(np.copy, gather(batch.obs, row))
+            obs = row_of(batch.obs, row)
             flags = bool(batch.terminated[row]), bool(batch.truncated[row]), bool(batch.is_first[row])
             got = Row(slot, asked, action, obs, np.array(batch.rewards[row]), *flags)
             self.rows[slot].append(got)
@@ -177,7 +186,36 @@ class Player:
 
 def map_columns(batch: StepBatch) -> list[Tree]:
     """Copies of the columns: env_ids, obs, rewards, terminated, truncated, is_first."""
-    return [map_tree(np.copy, column) for column in batch[:6]]
+    return [map_tree(_copied, column) for column in batch[:6]]
+
+
+def row_of(columns: Tree, row: int) -> Tree:
+    """A copy of one row: a tree of arrays without the first axis."""
+    return map_tree(lambda leaf: _copied(leaf[row : row + 1]).reshape(leaf.shape[1:]), columns)
+
+
+def keys_of(columns: Tree) -> tuple[Any, ...]:
+    """Equal for trees of arrays that are equal bit for bit (NaN too), those of objects included."""
+    return tuple((path, _key(leaf)) for path, leaf in flatten(columns))
+
+
+def _copied(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return copy.deepcopy(array) if array.dtype.hasobject else array.copy()
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, np.ndarray):
+        return value.shape, [_key(part) for part in value.ravel()]
+    if isinstance(value, np.generic):
+        return value.dtype.str, value.tobytes()
+    if isinstance(value, dict):
+        return [(key, _key(part)) for key, part in value.items()]
+    if isinstance(value, (tuple, list)):
+        return type(value).__name__, [_key(part) for part in value]
+    return type(value).__name__, value
 
 
 @dataclass(frozen=True)

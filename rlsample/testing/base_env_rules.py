@@ -25,10 +25,12 @@ from rlsample.testing.base_env_player import (
     Conditions,
     ConformanceError,
     Player,
+    keys_of,
     map_columns,
     outcome_of,
+    row_of,
 )
-from rlsample.tree import Tree, leaves, map_tree
+from rlsample.tree import Tree, leaves
 
 __all__ = [
     "RULES",
@@ -129,7 +131,7 @@ def _compare_ends(given: Conditions, slot: int, player: Player) -> None:
     assert given.reference is not None
     env = given.reference(slot)
     column = zeros_columns(env.observation_space, (1,))
-    writer = ObsWriter(env.observation_space)
+    writer = ObsWriter(env.observation_space, any_size=True)
     seed = slot_seed(given.seed, 0, slot)
     for row in player.rows[slot]:
         if row.asked == "first":
@@ -141,7 +143,7 @@ def _compare_ends(given: Conditions, slot: int, player: Player) -> None:
             got = f"terminated {row.terminated}, truncated {row.truncated}"
             raise ConformanceError(3, f"flags of slot {slot}", got, f"{bool(terminated)}, {bool(truncated)}")
         writer.write(column, 0, obs, slot, None)
-        if row.ended and not _same(row.obs, map_tree(lambda leaf: leaf[0], column)):
+        if row.ended and not _same(row.obs, row_of(column, 0)):
             raise ConformanceError(3, f"final observation of slot {slot}", row.obs, obs)
     env.close()
 
@@ -155,8 +157,11 @@ def _compare_with_next_first(player: Player) -> None:
 
 
 def _same(a: Tree, b: Tree) -> bool:
-    pairs = zip(leaves(a), leaves(b), strict=True)
-    return all(np.array_equal(x, y, equal_nan=np.asarray(x).dtype.kind == "f") for x, y in pairs)
+    for x, y in zip(leaves(a), leaves(b), strict=True):
+        kind = np.asarray(x).dtype.kind
+        if (keys_of(x) != keys_of(y)) if kind == "O" else not np.array_equal(x, y, equal_nan=kind == "f"):
+            return False
+    return True
 
 
 def rule_4_wrong_slots(given: Conditions) -> str:
@@ -249,6 +254,8 @@ def _bad_batches(space: gymnasium.Space[Any], good: Tree) -> list[tuple[str, Tre
         above[-1] = 2
     elif good.dtype.kind == "f":
         above[-1] = np.nan
+    elif good.dtype.kind == "O":
+        above[-1] = object()
     else:
         return out
     return [*out, ("a value outside", above)]

@@ -18,6 +18,7 @@ from rlsample.env.spaces import (
     empty_columns,
     leaf_spec,
     nonfinite_rows,
+    object_column,
     unsquash,
     zeros_columns,
 )
@@ -97,8 +98,47 @@ def test_spaces_of_no_fixed_size_are_refused_with_path_and_wrapper(bad):
 
 
 def test_an_empty_dict_or_tuple_has_no_columns():
-    with pytest.raises(SpaceError, match="at x is an empty Tuple"):
-        check_observation_space(spaces.Dict({"x": spaces.Tuple(())}))
+    for any_size in (False, True):
+        with pytest.raises(SpaceError, match="at x is an empty Tuple"):
+            check_observation_space(spaces.Dict({"x": spaces.Tuple(())}), any_size)
+
+
+def test_any_size_allows_every_space_and_nothing_else():
+    for space in (spaces.Text(5), spaces.Dict({"a": spaces.Tuple((spaces.Sequence(spaces.Discrete(2)),))})):
+        check_observation_space(space, any_size=True)
+        check_action_space(space, any_size=True)
+    with pytest.raises(SpaceError, match="is unknown"):
+        check_action_space("no space", any_size=True)
+
+
+def test_leaves_without_a_fixed_size_are_objects():
+    space = spaces.Dict({"n": spaces.Discrete(5), "pair": spaces.Tuple((spaces.Text(3), NESTED["pos"]))})
+    columns = empty_columns(space, (2,))
+    writer = ObsWriter(space, any_size=True)
+    assert (writer.shape, writer.dtype) == (None, None)
+    assert ObsWriter(spaces.Text(3), any_size=True).shape is None
+    for row, word in enumerate(("ab", "c")):
+        writer.write(columns, row, {"n": row, "pair": (word, 0.5)}, 0, None)
+    assert columns["pair"][0].tolist() == ["ab", "c"]
+    assert {p: leaf.dtype.kind for p, leaf in flatten(columns)} == {"n": "i", "pair[0]": "O", "pair[1]": "f"}
+    with pytest.raises(EnvFailedError, match=r"slot 6, episode step 4: observation at pair\[0\] is 'abcd' \(str\)"):
+        writer.write(columns, 0, {"n": 0, "pair": ("abcd", 0.5)}, 6, 4)
+
+
+def test_nonfinite_numbers_are_found_inside_objects():
+    good = {"a": [1.0, (np.zeros(2), 3, "nan")], "b": np.array([1, 2])}
+    column = object_column([good, [np.array([0.0, -np.inf])], None, (np.float32("nan"),)])
+    found = nonfinite_rows({"x": column})
+    assert [(row, path) for row, path, _ in found] == [(1, "x"), (3, "x")]
+    assert found[0][2] == -np.inf
+    assert nonfinite_rows(column[:1]) == []
+
+
+def test_object_columns_keep_tuples_and_arrays_as_they_are():
+    values = [(1, 2), np.zeros(3), np.array(4), "ab", None]
+    column = object_column(values)
+    assert column.shape == (5,)
+    assert all(a is b for a, b in zip(column, values, strict=True))
 
 
 # Columns

@@ -9,9 +9,9 @@ from typing import Any
 import gymnasium
 
 from rlsample.env.base_env import EnvContext
-from rlsample.errors import SpaceError
+from rlsample.errors import EnvFailedError, SpaceError
 
-__all__ = ["EnvPlan", "require_same_spaces"]
+__all__ = ["EnvPlan", "require_gym_env", "require_same_spaces"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,16 @@ class EnvPlan:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     allow_nonfinite: bool = False
     info_keys: tuple[str, ...] = ()
+
+
+def require_gym_env(env: Any, slot: int) -> None:
+    """Raises EnvFailedError unless the factory made a single Gymnasium env."""
+    if not isinstance(env, gymnasium.Env):
+        raise EnvFailedError(
+            f"slot {slot}: the factory made {type(env).__name__}, but backend='process' takes a gymnasium.Env per "
+            "slot; use backend='inline' for vector envs",
+            slot=slot,
+        )
 
 
 def require_same_spaces(env: Any, slot: int, spaces: tuple[Any, Any], first: int | None) -> None:

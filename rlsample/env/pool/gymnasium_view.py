@@ -12,8 +12,9 @@ from gymnasium.vector.utils import batch_space
 
 from rlsample.env.async_vector_env import AsyncVectorEnv
 from rlsample.env.base_env import StepBatch
+from rlsample.env.columns import has_fixed_size
 from rlsample.env.convert import as_base_env
-from rlsample.env.spaces import empty_columns
+from rlsample.env.spaces import empty_columns, object_column
 from rlsample.errors import ConfigError, EnvClosedError
 from rlsample.tree import Tree, assign, gather, map_tree
 
@@ -29,7 +30,8 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
         envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(envs)
 
     Rows, flags and infos are those of ``gymnasium.vector.SyncVectorEnv`` with the same seeds; rewards are float64 here
-    too, rounded to float32 on their way. Actions outside the space are refused. Arrays returned never change later.
+    too, rounded to float32 on their way. What has no fixed size comes and goes as a tuple. Actions outside the space
+    are refused. Arrays returned never change later.
 
     Args:
         env: what :func:`~rlsample.env.as_base_env` takes with ``backend="process"``, or an ordered
@@ -101,7 +103,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
         self._ended[mask] = False
         self._started = True
         self._last_obs = rows[0]
-        return map_tree(np.copy, rows[0]), rows[4]
+        return map_tree(_shown, rows[0]), rows[4]
 
     def step(self, actions: Any) -> Steps:
         """Steps every env; one that ended is reset as the autoreset mode says."""
@@ -123,7 +125,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
         if mode is AutoresetMode.SAME_STEP and self._ended.any():
             rows = self._reset_in_same_step(rows)
         self._last_obs = rows[0]
-        return map_tree(np.copy, rows[0]), *rows[1:]
+        return map_tree(_shown, rows[0]), *rows[1:]
 
     def _reset_in_same_step(self, rows: Steps) -> Steps:
         """Moves final observations and infos of ended envs to ``final_obs`` and ``final_info``, and resets them."""
@@ -214,9 +216,14 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
 
 
 def _columns(space: gymnasium.Space[Any], actions: Any) -> Tree:
-    """Batched actions, with lists as arrays."""
+    """Batched actions, with lists as arrays; a tuple of actions without a fixed size as an array of objects."""
     if isinstance(space, gymnasium.spaces.Dict):
         return {key: _columns(sub, actions[key]) for key, sub in space.spaces.items()}
     if isinstance(space, gymnasium.spaces.Tuple):
         return tuple(_columns(sub, actions[k]) for k, sub in enumerate(space.spaces))
-    return np.asarray(actions)
+    return np.asarray(actions) if has_fixed_size(space) else object_column(list(actions))
+
+
+def _shown(leaf: np.ndarray) -> Any:
+    """A copy; of objects a tuple, as Gymnasium batches what has no fixed size."""
+    return tuple(leaf) if leaf.dtype.hasobject else leaf.copy()

@@ -24,6 +24,7 @@ import gymnasium
 import numpy as np
 
 from rlsample.env.pool.env_plan import EnvPlan
+from rlsample.env.pool.memory_file import MemoryFile
 from rlsample.env.pool.messages import Channel, pack_failure
 from rlsample.env.pool.shared_block import (
     CLOSING,
@@ -34,7 +35,6 @@ from rlsample.env.pool.shared_block import (
     STEP,
     WAKES,
     ControlLines,
-    MemoryFile,
     SlotBlock,
 )
 from rlsample.env.pool.slot_runner import SlotRunner
@@ -148,7 +148,7 @@ class _Worker:
                 sys.modules["torch"].set_num_threads(self.loop.threads)
             spaces = self.read(plan["spaces"])
             self.block = SlotBlock(self.memory.map(*plan["block"]), envs.num_envs, spaces, len(envs.info_keys))
-            self.runner.attach(self.block, spaces)
+            self.runner.attach(self.block, self.memory, spaces)
             gc.freeze()  # what is there stays: collections need not look at it, nor touch pages shared with the nursery
             self.serve()
         finally:

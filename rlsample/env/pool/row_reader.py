@@ -15,6 +15,7 @@ from rlsample.env.pool.shared_block import (
     FIRST,
     HAS_INFO,
     IS_FAILED,
+    OBJECTS,
     STEP,
     TERMINATED,
     TRUNCATED,
@@ -77,6 +78,8 @@ class RowReader:
         """The finished rows of these slots, int64[K]; those that failed are in ``failures`` instead."""
         block, code = self._block, self._states.code
         plane = block.step
+        if plane.objects:
+            self._fetch_objects(plane, 0, ids)
         if ids is self._states.all_ids:
             obs: Any = plane.obs.copy() if type(plane.obs) is np.ndarray else map_tree(np.copy, plane.obs)
             rewards, flags = plane.rewards.copy(), plane.flags
@@ -101,6 +104,8 @@ class RowReader:
     def take_firsts(self, ids: np.ndarray) -> StepBatch:
         """The first observations of slots that were reset ahead, in this order."""
         plane = self._block.first
+        if plane.objects:
+            self._fetch_objects(plane, 1, ids)
         self._states.code[ids] = WAITING
         self._block.steps[ids] = 0
         count = len(ids)
@@ -134,6 +139,15 @@ class RowReader:
             if note is not None:
                 found[row] = pickle.loads(note)
         return found
+
+    def _fetch_objects(self, plane: Plane, number: int, ids: np.ndarray) -> None:
+        """Puts the values without a fixed size, which came by pipe, into their columns."""
+        for slot in ids[plane.flags[ids] & IS_FAILED == 0].tolist():
+            note = self._note(slot, number + OBJECTS)
+            if note is None:
+                plane.flags[slot] = IS_FAILED
+            else:
+                plane.objects.unpack(slot, note)
 
     def _failure(self, slot: int, number: int) -> EnvFailedError:
         note = self._note(slot, number)

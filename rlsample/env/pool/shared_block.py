@@ -9,15 +9,15 @@ The region has no name: when the last process that maps it ends, however it ends
 from __future__ import annotations
 
 import mmap
-import os
-import tempfile
 from typing import Any, Final
 
 import gymnasium
 import numpy as np
 
 from rlsample.env.columns import LeafSpec, leaf_spec
-from rlsample.tree import Tree, map_tree
+from rlsample.env.pool.memory_file import MemoryFile
+from rlsample.env.pool.pickled_values import ObjectLeaves
+from rlsample.tree import Tree, gather, map_tree
 
 __all__ = [
     "CLOSING",
@@ -27,6 +27,7 @@ __all__ = [
     "IS_FAILED",
     "MAIL",
     "NEED",
+    "OBJECTS",
     "PARKED",
     "PROGRESS",
     "RESET",
@@ -37,7 +38,7 @@ __all__ = [
     "TRUNCATED",
     "WAKES",
     "ControlLines",
-    "MemoryFile",
+    "LocalPlane",
     "Plane",
     "SlotBlock",
 ]
@@ -63,61 +64,13 @@ FIRST: Final = 4
 IS_FAILED: Final = 8
 HAS_INFO: Final = 16
 
+# planes, as notes name them: 0 and 1, and with this their values without a fixed size
+OBJECTS: Final = 2
+
 # what a slot is asked for
 STEP: Final = 0
 RESET: Final = 1
 RESTART: Final = 2
-
-
-class MemoryFile:
-    """Anonymous memory behind a descriptor; ``MemoryFile(fd)`` opens what another process made.
-
-    Attributes:
-        fd: the descriptor.
-    """
-
-    def __init__(self, fd: int | None = None) -> None:
-        if fd is None:
-            if hasattr(os, "memfd_create"):
-                fd = os.memfd_create("rlsample-pool", os.MFD_CLOEXEC)
-            else:
-                with tempfile.TemporaryFile() as file:  # has no name either
-                    fd = os.dup(file.fileno())
-        self.fd = fd
-        self._open = True
-
-    def extend(self, size: int) -> int:
-        """Adds ``size`` zeroed bytes at the next page; returns where they start."""
-        end = os.fstat(self.fd).st_size
-        start = -(-end // mmap.PAGESIZE) * mmap.PAGESIZE
-        os.ftruncate(self.fd, start + size)
-        return start
-
-    def append(self, data: bytes) -> tuple[int, int]:
-        """Writes ``data`` at the end; returns (offset, size) for :meth:`read`."""
-        start = self.extend(len(data))
-        written = 0
-        while written < len(data):
-            written += os.pwrite(self.fd, data[written:], start + written)
-        return start, len(data)
-
-    def read(self, offset: int, size: int) -> bytes:
-        """What :meth:`append` wrote."""
-        parts = []
-        while size and (part := os.pread(self.fd, size, offset)):
-            parts.append(part)
-            offset, size = offset + len(part), size - len(part)
-        return b"".join(parts)
-
-    def map(self, offset: int, size: int) -> mmap.mmap:
-        """These bytes as shared memory."""
-        return mmap.mmap(self.fd, size, offset=offset)
-
-    def close(self) -> None:
-        """Closes the descriptor; mappings live on. Idempotent."""
-        if self._open:
-            self._open = False
-            os.close(self.fd)
 
 
 class ControlLines:
@@ -150,7 +103,8 @@ class Plane:
     """What one kind of call into the envs gave, per slot.
 
     Attributes:
-        obs: tree [N, ...] in the space's dtypes.
+        obs: tree [N, ...] in the space's dtypes; leaves without a fixed size are objects, not shared.
+        objects: those leaves.
         rewards: float32[N].
         flags: uint8[N]; TERMINATED, TRUNCATED, FIRST, IS_FAILED, HAS_INFO.
         infos: float64[N, keys], numbers named by ``info_keys``.
@@ -159,10 +113,24 @@ class Plane:
 
     def __init__(self, take: _Cursor, num_envs: int, obs_spec: Tree, num_keys: int) -> None:
         self.obs = map_tree(lambda leaf: take.array((num_envs, *leaf.shape), leaf.dtype), obs_spec)
+        self.objects = ObjectLeaves(self.obs)
         self.rewards = take.array((num_envs,), np.float32)
         self.flags = take.array((num_envs,), np.uint8)
         self.infos = take.array((num_envs, num_keys), np.float64)
         self.has_info = take.array((num_envs, num_keys), np.bool_)
+
+
+class LocalPlane:
+    """The rows of one plane that belong to this worker: views."""
+
+    def __init__(self, plane: Plane, mine: slice, number: int) -> None:
+        self.number = number
+        self.obs: Tree = gather(plane.obs, mine)
+        self.rewards: np.ndarray = plane.rewards[mine]
+        self.flags: np.ndarray = plane.flags[mine]
+        self.infos: np.ndarray = plane.infos[mine]
+        self.has_info: np.ndarray = plane.has_info[mine]
+        self.objects = ObjectLeaves(self.obs)
 
 
 class SlotBlock:
@@ -180,7 +148,8 @@ class SlotBlock:
         wanted: bool[N], written by the pool: it waits for this slot's reset done ahead.
         incarnation: int32[N], of the env that RESTART builds.
         steps: int32[N], steps of the episode the latest row belongs to.
-        actions: tree [N, ...].
+        actions: tree [N, ...]; leaves without a fixed size are objects, not shared: see ``action_places``.
+        action_places: int64[N, 2], of an :class:`~rlsample.env.pool.pickled_values.ActionFile`.
         step: :class:`Plane` of steps, and of resets that were asked for.
         first: :class:`Plane` of resets done ahead.
     """
@@ -198,6 +167,7 @@ class SlotBlock:
         self.incarnation, self.steps = (take.array((num_envs,), np.int32) for _ in range(2))
         obs_spec, action_spec = (leaf_spec(space) for space in spaces)
         self.actions = map_tree(lambda leaf: take.array((num_envs, *leaf.shape), leaf.dtype), action_spec)
+        self.action_places = take.array((num_envs, 2), np.int64)
         self.step = Plane(take, num_envs, obs_spec, num_info_keys)
         self.first = Plane(take, num_envs, obs_spec, num_info_keys)
         self.size = take.offset
@@ -216,6 +186,8 @@ class _Cursor:
         self.offset = 0
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        if np.dtype(dtype).hasobject:  # references mean nothing elsewhere
+            return np.empty(shape, object)
         start = -(-self.offset // 64) * 64
         spec = LeafSpec(shape, np.dtype(dtype))
         self.offset = start + int(np.prod(shape)) * spec.dtype.itemsize

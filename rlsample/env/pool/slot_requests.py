@@ -10,6 +10,7 @@ import numpy as np
 
 from rlsample.env.base_env import StepBatch
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.pickled_values import ObjectLeaves
 from rlsample.env.pool.row_reader import RowReader, merge_batches
 from rlsample.env.pool.shared_block import RESET, RESTART, STEP
 from rlsample.env.pool.worker_team import Death, WorkerTeam
@@ -38,7 +39,7 @@ class SlotRequests:
     def __init__(self, team: WorkerTeam, states: SlotStates, settings: EnvSettings, reset_ahead: bool) -> None:
         self._team, self._states, self._settings, self._reset_ahead = team, states, settings, reset_ahead
         self._block = team.block
-        self._all_ids = states.all_ids
+        self._all_ids, self._has_objects = states.all_ids, bool(ObjectLeaves(team.block.actions))
         self.worker_of = np.repeat(np.arange(len(team.slots)), [len(mine) for mine in team.slots])
         self._everyone = range(len(team.slots))
         self._incarnation = [0] * states.num_envs
@@ -61,6 +62,8 @@ class SlotRequests:
         block, everyone = self._block, ids is self._all_ids
         where: Any = slice(None) if everyone else ids
         if command == STEP:
+            if self._has_objects:
+                self._team.action_file.write(ids, actions)
             assign(block.actions, where, actions)
             self._states.code[where] = BUSY
         else:

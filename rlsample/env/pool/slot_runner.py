@@ -7,34 +7,34 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from rlsample.env.base_env import EnvContext, slot_seed
-from rlsample.env.gym_wrappers import bad_result, peel
-from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
+from rlsample.env.gym_wrappers import bad_number, bad_result, peel
+from rlsample.env.pool.env_plan import EnvPlan, require_gym_env, require_same_spaces
+from rlsample.env.pool.memory_file import MemoryFile
 from rlsample.env.pool.messages import pack_failure
-from rlsample.env.pool.shared_block import FIRST, HAS_INFO, IS_FAILED, PROGRESS, ROW, TERMINATED, TRUNCATED, SlotBlock
+from rlsample.env.pool.pickled_values import ActionFile, ObjectLeaves
+from rlsample.env.pool.shared_block import (
+    FIRST,
+    HAS_INFO,
+    IS_FAILED,
+    OBJECTS,
+    PROGRESS,
+    ROW,
+    TERMINATED,
+    TRUNCATED,
+    LocalPlane,
+    SlotBlock,
+)
 from rlsample.env.quick_contains import quicken
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
 from rlsample.errors import EnvFailedError
-from rlsample.tree import Tree, gather, leaves
+from rlsample.tree import gather, leaves
 
-__all__ = ["LocalPlane", "SlotRunner"]
+__all__ = ["SlotRunner"]
 
 _BLANK = (None, 0.0, False, False, None)
-
-
-class LocalPlane:
-    """The rows of one plane that belong to this worker: views."""
-
-    def __init__(self, plane: Any, mine: slice, number: int) -> None:
-        self.number = number
-        self.obs: Tree = gather(plane.obs, mine)
-        self.rewards: np.ndarray = plane.rewards[mine]
-        self.flags: np.ndarray = plane.flags[mine]
-        self.infos: np.ndarray = plane.infos[mine]
-        self.has_info: np.ndarray = plane.has_info[mine]
 
 
 class SlotRunner:
@@ -44,7 +44,7 @@ class SlotRunner:
 
     Attributes:
         outbox: what has to travel by pipe before the rows are published: ``(slot, plane, request, payload)``, the
-            payload a pickled info or a packed failure.
+            payload a pickled info or a packed failure; plane + OBJECTS: a row's pickled values without a fixed size.
     """
 
     def __init__(self, plan: EnvPlan, slots: range, line: memoryview) -> None:
@@ -85,22 +85,18 @@ class SlotRunner:
             raise
         except Exception as e:
             raise self._failure(row, e, "__init__") from e
-        if not isinstance(env, gymnasium.Env):
-            raise EnvFailedError(
-                f"slot {slot}: the factory made {type(env).__name__}, but backend='process' takes a gymnasium.Env per "
-                "slot; use backend='inline' for vector envs",
-                slot=slot,
-            )
+        require_gym_env(env, slot)
         self._envs[row] = env
         self._steps[row], self._limits[row] = peel(env)
         self._until_late = 0
 
-    def attach(self, block: SlotBlock, spaces: tuple[Any, Any]) -> None:
+    def attach(self, block: SlotBlock, memory: MemoryFile, spaces: tuple[Any, Any]) -> None:
         """Takes the shared columns; from now on :meth:`step` and the resets can be called."""
         mine = slice(self.first, self.first + self.count)
         self._spaces = spaces
-        self._writer, self._codec = ObsWriter(spaces[0]), ActionCodec(spaces[1])
-        self._actions = gather(block.actions, mine)
+        self._writer, self._codec = ObsWriter(spaces[0], any_size=True), ActionCodec(spaces[1], any_size=True)
+        self._actions, self._action_file = gather(block.actions, mine), ActionFile(memory, block.action_places[mine])
+        self._action_objects = ObjectLeaves(self._actions)
         self._elapsed = np.zeros(self.count, np.int64)
         self._shown_steps, self._asked = block.steps[mine], block.incarnation[mine]
         self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
@@ -111,7 +107,7 @@ class SlotRunner:
                 quicken(env)
         shape, dtype = self._writer.shape, self._writer.dtype
         self._checks_obs = dtype is not None and dtype.kind == "f"
-        self._has_floats = any(leaf.dtype.kind == "f" for leaf in leaves(self.stepped.obs))
+        self._has_floats = any(leaf.dtype.kind in "fO" for leaf in leaves(self.stepped.obs))
         if shape:
             self._row_lengths = {shape[0]}
             self._flat_obs = self.stepped.obs.reshape(-1, *shape[1:])
@@ -137,6 +133,8 @@ class SlotRunner:
             self._elapsed[list(begun)] = 0
             self._ahead -= begun
         failed: dict[int, EnvFailedError] = {}
+        for row in rows if self._action_objects else ():
+            self._action_objects.unpack(row, self._action_file.read(row))
         results = self._call_steps(rows, self._codec.to_env(gather(self._actions, where)), failed)
         self._elapsed[where] += 1
         terminated, truncated, infos = self._write_rows(rows, where, results, failed)
@@ -151,6 +149,12 @@ class SlotRunner:
                 if term or trunc:
                     flags[row] = (TERMINATED if term else 0) | (TRUNCATED if trunc else 0)
                     ended.append(row)
+        for row in rows if self.stepped.objects else ():
+            try:
+                if row not in failed:
+                    self._send_objects(self.stepped, row, int(self._elapsed[row]))
+            except EnvFailedError as e:
+                failed[row] = e
         if failed or any(infos):
             self._post(self.stepped, rows, {row: info for row, info in zip(rows, infos, strict=True) if info}, failed)
         elif self.plan.info_keys:
@@ -238,13 +242,8 @@ class SlotRunner:
         for at, path, value in nonfinite_rows(gather(self.stepped.obs, rows)):
             row = rows[at]
             slot, step = self.first + row, int(self._elapsed[row])
-            what = self._bad_number(f"slot {slot}, episode step {step}", path, value)
+            what = bad_number(f"slot {slot}, episode step {step}", path, value)
             failed.setdefault(row, EnvFailedError(what, slot=slot, episode_step=step))
-
-    @staticmethod
-    def _bad_number(at: str, path: str, value: float) -> str:
-        place = f" at {path}" if path else ""
-        return f"{at}: observation{place} holds {value}; mend the env, or set allow_nonfinite=True"
 
     def _failure(self, row: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
         if isinstance(error, EnvFailedError):
@@ -307,7 +306,9 @@ class SlotRunner:
             self._writer.write(plane.obs, row, ob, slot, None)
             if self._has_floats and not self.plan.allow_nonfinite:
                 for _, path, value in nonfinite_rows(gather(plane.obs, slice(row, row + 1))):
-                    raise EnvFailedError(self._bad_number(f"slot {slot}", path, value), slot=slot)
+                    raise EnvFailedError(bad_number(f"slot {slot}", path, value), slot=slot)
+            if plane.objects:
+                self._send_objects(plane, row, None)
         except Exception as e:
             self._post(plane, [row], {}, {row: self._failure(row, e, "reset")})
         else:
@@ -358,6 +359,10 @@ class SlotRunner:
                 plane.infos[row, at] = info[key]
                 plane.has_info[row, at] = True
                 plane.flags[row] |= HAS_INFO
+
+    def _send_objects(self, plane: LocalPlane, row: int, step: int | None) -> None:
+        data = plane.objects.pack_observation(row, self.first + row, step)
+        self.outbox.append((self.first + row, plane.number + OBJECTS, int(self.request[row]), data))
 
     def _send(self, plane: LocalPlane, row: int, payload: Any) -> None:
         self.outbox.append((self.first + row, plane.number, int(self.request[row]), payload))

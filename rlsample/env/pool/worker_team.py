@@ -14,7 +14,9 @@ import cloudpickle
 
 from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.launchers import make_launcher
+from rlsample.env.pool.memory_file import MemoryFile
 from rlsample.env.pool.messages import Channel, unpack_failure
+from rlsample.env.pool.pickled_values import ActionFile
 from rlsample.env.pool.placement import worker_cpus
 from rlsample.env.pool.pool_settings import PoolSettings
 from rlsample.env.pool.pool_worker import LoopPlan
@@ -26,7 +28,6 @@ from rlsample.env.pool.shared_block import (
     ROW,
     WAKES,
     ControlLines,
-    MemoryFile,
     SlotBlock,
 )
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, Waiter, fence, store_barrier
@@ -70,6 +71,7 @@ class WorkerTeam:
         slots: per worker, its slots as a range.
         info_keys: as in the plan of the envs.
         block: the shared columns, once :meth:`start` is done.
+        action_file: where actions without a fixed size go; from then on too.
         common: the common control line.
         pids: the process ids.
         waiter: waits for workers.
@@ -134,6 +136,7 @@ class WorkerTeam:
         size = SlotBlock.size_of(count, spaces, keys)
         place = (self._memory.extend(size), size)
         self.block = SlotBlock(self._memory.map(*place), count, spaces, keys)
+        self.action_file = ActionFile(self._memory, self.block.action_places)
         self._paper_places.update(spaces=self._papers.append(answers[0][1]), block=place)
         for w in everyone:
             self._channel(w).send((self._paper_places["spaces"], place))
@@ -291,8 +294,9 @@ class WorkerTeam:
             busy = line[ROW] >= 0 or bool((block.request[mine] != block.done[mine]).any())
             if not busy or line[PROGRESS] != progress:
                 self._progress[w] = (line[PROGRESS], now)
-            elif now - since > (limit if progress else max(limit, _START_WAIT_S)) and self.is_up(w):
-                found.append(w)
+            # one that has a message may be waiting for the pool to read it
+            elif now - since > (limit if progress else max(limit, _START_WAIT_S)) and not self.has_message(w):
+                found += [w] if self.is_up(w) else []
         return found
 
     def kill(self, w: int) -> None:
@@ -345,7 +349,7 @@ class WorkerTeam:
         self._memory.close()
         self._papers.close()
         if hasattr(self, "block"):
-            del self.block
+            del self.block, self.action_file
 
 
 class _Spaces:

@@ -280,15 +280,15 @@ def test_spaces_must_be_alike(make_pool):
         make_pool(2, make=lambda ctx: Sized(1 + ctx.slot_index), num_workers=2)
 
 
-def test_spaces_without_a_fixed_size_are_refused(make_pool):
+def test_spaces_without_columns_are_refused(make_pool):
     import gymnasium
 
-    class Wordy(gymnasium.Env):
-        observation_space = gymnasium.spaces.Text(5)
+    class Empty(gymnasium.Env):
+        observation_space = gymnasium.spaces.Dict({"a": gymnasium.spaces.Tuple(())})
         action_space = gymnasium.spaces.Discrete(2)
 
-    with pytest.raises(SpaceError, match="no fixed size"):
-        make_pool(2, make=lambda ctx: Wordy())
+    with pytest.raises(SpaceError, match="observation space at a is an empty Tuple"):
+        make_pool(2, make=lambda ctx: Empty())
 
 
 def test_a_factory_that_cannot_be_sent_is_refused():

@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlsample.env.pool import placement, wakeups
+from rlsample.env.pool.memory_file import MemoryFile
 from rlsample.env.pool.messages import Channel, pack_failure, unpack_failure
 from rlsample.env.pool.placement import numa_nodes, parse_cpu_list, worker_cpus
 from rlsample.env.pool.pool_settings import PoolSettings, usable_cpus
-from rlsample.env.pool.shared_block import ControlLines, MemoryFile, SlotBlock
+from rlsample.env.pool.shared_block import ControlLines, SlotBlock
 from rlsample.env.pool.wakeups import Doorbell, Waiter, fence, store_barrier
 from rlsample.errors import ConfigError, EnvFailedError
 from rlsample.tree import leaves
