@@ -68,6 +68,8 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         self.callbacks = callbacks
         self.env = as_base_env(env, num_envs, settings=env_settings, seed=seed, worker_index=worker_index)
         try:
+            self._codec = ActionCodec(self.env.action_space)
+            self._writer = ObsWriter(self.env.observation_space)
             self.policy = self._make_policy(policy, seed)
             self._lock = threading.RLock()  # only contended when sampling runs in a thread of its own
             self._acting_lock = threading.RLock() if self.policy.acts_while_learning else self._lock
@@ -76,8 +78,6 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             acting: Any = ActingView(self.policy, self._acting_lock) if ahead else self.policy
             make: Any = ServedSampler if served else make_sampler
             self.sampler: Sampler = make(self.env, acting, self.settings, worker_index, callbacks)
-            self._codec = ActionCodec(self.env.action_space)
-            self._writer = ObsWriter(self.env.observation_space)
         except BaseException:
             self.env.close()
             raise
