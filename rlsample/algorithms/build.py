@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,17 @@ import numpy as np
 from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.run_config import RunConfig
 from rlsample.engine.process_engine import ProcessEngine
+from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
 from rlsample.evaluation.callbacks import Callbacks
+from rlsample.evaluation.evaluator_server import MAX_WORKERS
+from rlsample.offline.log_writer import LogWriter
+from rlsample.offline.run_ends import InputJudge, make_input
+from rlsample.optimizers.sync_replay_optimizer import ReplaySettings
 
-__all__ = ["build_evaluator", "build_evaluators", "child_seed"]
+__all__ = ["build_evaluator", "build_evaluators", "child_seed", "make_judge"]
+
+log = logging.getLogger(__name__)
 
 
 def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
@@ -33,6 +41,7 @@ def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
 
 def build_evaluators(config: RunConfig, callbacks: Callbacks | None = None) -> EvaluatorSet:
     """The local evaluator, and ``num_workers`` in processes of their own; each of these has a copy of the callbacks."""
+    _check_logs(config)
     make = functools.partial(_build_numbered, config, callbacks)
     num_workers = config.train.num_workers or 0
     engine = ProcessEngine(config.engine) if num_workers else None
@@ -45,7 +54,56 @@ def _build_numbered(config: RunConfig, callbacks: Callbacks | None, worker_index
     device = "cpu" if worker_index else devices[0] if devices and devices != ("cpu",) else None
     if device is not None and hasattr(config.policy, "device"):
         config = dataclasses.replace(config, policy=dataclasses.replace(config.policy, device=device))
-    return build_evaluator(config, callbacks=callbacks, worker_index=worker_index)
+    if not config.offline.samples:  # the env is there for its spaces
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, num_envs=1))
+    evaluator = build_evaluator(config, callbacks=callbacks, worker_index=worker_index)
+    try:
+        _attach_logs(evaluator, config, worker_index)
+    except BaseException:
+        evaluator.close()
+        raise
+    return evaluator
+
+
+def _check_logs(config: RunConfig) -> None:
+    """Raises ConfigError for logs that cannot work in this run."""
+    offline, algo = config.offline, config.train.algo
+    if offline.input is offline.output is None:
+        return
+    if config.sampler.observation_filter != "NoFilter":
+        raise ConfigError(
+            f"logs hold what the policy saw; through observation_filter={config.sampler.observation_filter!r}, whose "
+            "statistics change, nobody else can read them: use NoFilter with input and output"
+        )
+    if not offline.samples and config.train.stop_return is not None:
+        raise ConfigError("stop_return needs sampled episodes, and with this input there are none; set max_steps alone")
+    if offline.input is not None and not issubclass(find_algorithm(algo).optimizer_settings, ReplaySettings):
+        log.warning(
+            "%s learns from rows of its own policy; it weighs logged rows by their action_logp, which helps as long as "
+            "the two policies are close. dqn learns from any rows",
+            algo,
+        )
+
+
+def make_judge(config: RunConfig) -> InputJudge | None:
+    """What estimates the policy's return from the logs, if that was asked for."""
+    if not config.offline.input_evaluation:
+        return None
+    return InputJudge(config.offline, float(getattr(config.policy, "gamma", 1.0)))
+
+
+def _attach_logs(evaluator: CommonPolicyEvaluator, config: RunConfig, worker_index: int) -> None:
+    """Gives an evaluator that samples its writer, and its share of the logs to read."""
+    offline, workers = config.offline, config.train.num_workers or 0
+    if (workers and not worker_index) or offline.input is offline.output is None:
+        return
+    if offline.output is not None:
+        writer = LogWriter(offline.output, offline.output_format, worker_index, offline.output_max_file_size)
+        evaluator.record_to(writer)
+    if offline.input is not None:
+        share = (worker_index - 1) % MAX_WORKERS if workers else 0  # a replacement takes over its predecessor's
+        seed = child_seed(config.train.seed, "input")
+        evaluator.read_from(lambda sample: make_input(offline, evaluator.policy, share, max(1, workers), seed, sample))
 
 
 def child_seed(seed: int, use: str) -> int:

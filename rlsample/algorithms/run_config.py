@@ -21,6 +21,7 @@ from rlsample.env.env_settings import EnvSettings
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.evaluation.evaluator_set import EvaluatorSetSettings
 from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.offline.offline_settings import OfflineSettings
 from rlsample.policy import ModelSettings
 from rlsample.settings import from_options, to_dict
 
@@ -36,6 +37,7 @@ class RunConfig:
         output: what is written, and how often.
         envs: how the env is built and checked.
         sampler: how rows are collected.
+        offline: logs that are written, and read in place of sampling.
         policy: the algorithm's own settings, such as PPOSettings; its ``model`` is a section of its own in documents.
         learning: how batches become updates: the settings of the algorithm's optimizer.
         workers: what becomes of remote evaluators that die.
@@ -46,6 +48,7 @@ class RunConfig:
     output: OutputSettings
     envs: EnvSettings
     sampler: SamplerSettings
+    offline: OfflineSettings
     policy: Any
     learning: Any
     workers: EvaluatorSetSettings
@@ -59,6 +62,7 @@ def sections_of(algo: str) -> dict[str, type]:
         "output": OutputSettings,
         "envs": EnvSettings,
         "sampler": SamplerSettings,
+        "offline": OfflineSettings,
         "policy": find_algorithm(algo).policy_settings,
         "model": ModelSettings,
         "learning": find_algorithm(algo).optimizer_settings,
@@ -154,10 +158,10 @@ def _by_name(options: Mapping[str, Any]) -> dict[str, tuple[str | None, Any]]:
     """Option name -> (the section it was given in, or None, and its value)."""
     found: dict[str, tuple[str | None, Any]] = {}
     for name, value in options.items():
-        if name not in _SECTION_NAMES:
-            found[name] = (None, value)
-        elif isinstance(value, Mapping):
+        if name in _SECTION_NAMES and isinstance(value, Mapping):
             found.update({option: (name, inner) for option, inner in value.items()})
+        elif name not in _SECTION_NAMES or name == "output":  # which is an option too
+            found[name] = (None, value)
         else:
             raise ConfigError(f"section {name!r} must be a table of options, not {value!r}")
     return found
@@ -175,5 +179,5 @@ def _parse(path: Path, text: str) -> Any:
     return tomllib.loads(text)
 
 
-_SECTION_NAMES = ("train", "output", "envs", "sampler", "policy", "model", "learning", "workers", "engine")
+_SECTION_NAMES = ("train", "output", "envs", "sampler", "offline", "policy", "model", "learning", "workers", "engine")
 _SCHEDULES = ("lr_schedule", "clip_range_schedule")

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rlsample.algorithms.build import build_evaluators, child_seed
+from rlsample.algorithms.build import build_evaluators, child_seed, make_judge
 from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.run_config import RunConfig, configure, env_name
 from rlsample.algorithms.run_folder import RunFolder, find_run, load_state, read_config
@@ -96,6 +96,7 @@ class Trainer:
             assert isinstance(self.evaluators.local, CommonPolicyEvaluator)
             self.evaluator = self.evaluators.local
             self._algorithm = find_algorithm(config.train.algo)
+            self._judge = make_judge(config)
             seed = child_seed(config.train.seed, "minibatches")
             self.optimizer = self._algorithm.make_optimizer(self.evaluators, config.learning, seed)
             stack.callback(self.optimizer.close)
@@ -205,7 +206,8 @@ class Trainer:
         all_there = len(workers) == self.evaluators.num_remote
         if all_there:
             self.evaluators.set_remote_states(workers)
-        if not all_there or any(one["sampler"] is None for one in workers or [state["evaluator"]]):
+        states = workers or [state["evaluator"]]
+        if not all_there or (self.config.offline.samples and any(one["sampler"] is None for one in states)):
             log.warning("the checkpoint has no state of the envs: episodes start anew, the rest goes on as it was")
         self.optimizer.restore(state["optimizer"])
         self.window.set_state(state["window"])
@@ -230,7 +232,9 @@ class Trainer:
             settings = policy.settings
             result["train/learning_rate"] = settings.learning_rate * policy.remaining(settings.lr_schedule)
         result.update({f"optimizer/{name}": value for name, value in self.optimizer.stats().items()})
-        result.update(timers)
+        if self._judge is not None:
+            result.update(self._judge.tags(policy, self.iteration))
+        result.update({tag: None if value != value else value for tag, value in timers.items()})
         result.update(time_shares(timers, seconds, self.evaluators.num_remote))
         return result
 

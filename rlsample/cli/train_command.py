@@ -58,7 +58,8 @@ def _resume(path: str, options: dict[str, Any], config_file: str | None, overwri
 def _configure(config_file: str | None, options: dict[str, Any]) -> RunConfig:
     """The config, with a new folder under ``runs`` if none was named."""
     from_file = read_options(config_file) if config_file else {}
-    named = {**from_file, **from_file.get("output", {}), **options}.get("out")
+    section = from_file.get("output")  # of that name there is an option, too
+    named = {**from_file, **(section if isinstance(section, dict) else {}), **options}.get("out")
     if named is not None:
         return configure(from_file, **options)
     config = configure(from_file, **{**options, "out": "runs"})

@@ -13,8 +13,9 @@ from rlsample.env.convert import as_base_env
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.serving import ServingEnvAdapter
 from rlsample.env.spaces import ActionCodec, ObsWriter, empty_columns
-from rlsample.errors import ConfigError, unknown_name
+from rlsample.errors import ConfigError, SamplerError, unknown_name
 from rlsample.evaluation.async_sampler import ActingView, AsyncSampler
+from rlsample.evaluation.batch_ends import BatchSink, BatchSource
 from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.lockstep_sampler import make_sampler
 from rlsample.evaluation.metrics import EpisodeMetrics
@@ -66,6 +67,8 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         self.settings, env_settings = _split_options(options)
         self.worker_index = worker_index
         self.callbacks = callbacks
+        self._source: BatchSource | None = None
+        self._sink: BatchSink | None = None
         self.env = as_base_env(env, num_envs, settings=env_settings, seed=seed, worker_index=worker_index)
         try:
             self._codec = ActionCodec(self.env.action_space)
@@ -83,7 +86,8 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             raise
         self.filter = self.sampler.filter
         full = self.settings.sample_queue_full
-        drop_oldest = served if full == "auto" else full == "drop_oldest"
+        impatient = isinstance(self.env, ServingEnvAdapter) and not self.env.env.may_wait
+        drop_oldest = impatient if full == "auto" else full == "drop_oldest"
         failed = self.env.stop_serving if isinstance(self.env, ServingEnvAdapter) else None
         self._async = (
             AsyncSampler(self.sampler.sample, self.settings.sample_queue_size, drop_oldest, failed) if ahead else None
@@ -111,13 +115,34 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             EnvFailedError: a sub-env failed past its restart budget.
             SamplerError: the sampling thread failed (the error is its cause), or this evaluator is closed.
         """
-        batch = self.sampler.sample() if self._async is None else self._async.get()
+        batch = self._sampled() if self._source is None else next(self._source, None)
+        if batch is None:
+            raise SamplerError("the source of batches has ended; give it more passes (repeat)")
         if self.settings.postprocess:
             with self._lock:
                 batch = self.policy.postprocess(batch)
         if self.callbacks is not None:
             self.callbacks.on_sample_end(self, batch)
         return batch
+
+    def _sampled(self) -> SampleBatch:
+        batch = self.sampler.sample() if self._async is None else self._async.get()
+        if self._sink is not None:
+            self._sink.write(batch)
+        return batch
+
+    def record_to(self, sink: BatchSink) -> None:
+        """From now on ``sink`` gets each sampled batch before the policy's postprocess. Closed with the evaluator."""
+        self._sink = sink
+
+    def read_from(self, make_source: Callable[[Callable[[], SampleBatch]], BatchSource]) -> None:
+        """From now on :meth:`sample` gives what a source gives, with the policy's postprocess.
+
+        Args:
+            make_source: is given the function that samples the env, for a source that mixes its batches in; the source
+                is closed with the evaluator. When it ends, :meth:`sample` raises SamplerError.
+        """
+        self._source = make_source(self._sampled)
 
     def compute_action(self, obs: Any, explore: bool = False) -> Any:
         """The action for one observation of the env, in the form ``env.step`` takes.
@@ -181,8 +206,10 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         With all three, a resumed evaluator continues bit for bit. Without the episodes it starts new ones.
         """
         with self._lock, self._acting_lock:
-            sampler = None if self._async else self.sampler.get_state()
-            return {"policy": self.policy.get_state(), "filter": self.filter.get_state(), "sampler": sampler}
+            steps = self._source is None or self._source.samples
+            sampler = self.sampler.get_state() if steps and not self._async else None
+            state = {"policy": self.policy.get_state(), "filter": self.filter.get_state(), "sampler": sampler}
+            return state if self._source is None else {**state, "source": self._source.get_state()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         with self._lock, self._acting_lock:
@@ -190,11 +217,18 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             self.filter.set_state(state["filter"])
             if state["sampler"] is not None:
                 self.sampler.set_state(state["sampler"])
+            if self._source is not None and "source" in state:
+                self._source.set_state(state["source"])
 
     def close(self) -> None:
-        self.env.close()
-        if self._async is not None:
-            self._async.close()
+        try:
+            self.env.close()
+            if self._async is not None:
+                self._async.close()
+        finally:
+            for end in (self._source, self._sink):
+                if end is not None:
+                    end.close()
 
 
 def _split_options(options: Mapping[str, Any]) -> tuple[SamplerSettings, EnvSettings]:

@@ -127,10 +127,20 @@ class DQNPolicy(TorchPolicy):
                 if allowed is not None:
                     draws = np.where(allowed, draws, -np.inf)
                 actions = np.where(random, draws.argmax(1) + self._start, greedy).astype(greedy.dtype)
+        return ActOutput(actions, {"action_logp": self._logp(actions, greedy, epsilon, allowed)})
+
+    def logp(self, obs: Tree, actions: Tree) -> np.ndarray:
+        """Log-probability of given actions under the epsilon of now: float32[K], -inf where they are never chosen."""
+        allowed = self._encoder.mask(obs) != 0 if self._encoder.has_mask else None
+        logp = self._logp(actions, super().act(obs, explore=False).actions, self.epsilon, allowed)
+        if allowed is not None:
+            logp[~allowed[np.arange(len(logp)), actions - self._start]] = -np.inf
+        return logp
+
+    def _logp(self, actions: np.ndarray, greedy: np.ndarray, epsilon: float, allowed: np.ndarray | None) -> np.ndarray:
         choices = self._num_choices if allowed is None else allowed.sum(1)
         with np.errstate(divide="ignore"):
-            logp = np.log(epsilon / choices + (1 - epsilon) * (actions == greedy)).astype(np.float32)
-        return ActOutput(actions, {"action_logp": logp})
+            return np.log(epsilon / choices + (1 - epsilon) * (actions == greedy)).astype(np.float32)
 
     def values(self, obs: Tree) -> np.ndarray:
         """The largest Q of K observations: float32[K], a fresh array."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from rlsample.errors import ConfigError
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import Tree
 
@@ -63,6 +64,14 @@ class Policy(ABC):
         from rlsample.tree import num_rows
 
         return np.zeros(num_rows(obs), np.float32)
+
+    def logp(self, obs: Tree, actions: Tree) -> np.ndarray:
+        """Log-probability that :meth:`act`, exploring with the weights of now, chooses these actions: float32[K].
+
+        Raises:
+            ConfigError: this policy cannot tell (the default).
+        """
+        raise ConfigError(f"{type(self).__name__} does not tell the probabilities of given actions: it has no logp()")
 
     def postprocess(self, batch: SampleBatch) -> SampleBatch:
         """Adds learning columns (advantages, targets) to a batch fresh from the sampler. Default: nothing."""

@@ -42,11 +42,15 @@ class RandomPolicy(Policy):
 
     def act(self, obs: Tree, explore: bool = True) -> ActOutput:
         num = num_rows(obs)
-        inputs = np.zeros((num, self._distribution.num_inputs), np.float32)
-        if self._encoder.has_mask:
-            inputs = self._distribution.apply_mask(inputs, self._encoder.mask(obs))
-        actions, logp = self._distribution.act(inputs, self._noise.take(num) if explore else None)
+        actions, logp = self._distribution.act(self._inputs(obs), self._noise.take(num) if explore else None)
         return ActOutput(actions, {"action_logp": logp, "values": np.zeros(num, np.float32)})
+
+    def logp(self, obs: Tree, actions: Tree) -> np.ndarray:
+        return self._distribution.logp(self._inputs(obs), actions)
+
+    def _inputs(self, obs: Tree) -> np.ndarray:
+        inputs = np.zeros((num_rows(obs), self._distribution.num_inputs), np.float32)
+        return self._distribution.apply_mask(inputs, self._encoder.mask(obs)) if self._encoder.has_mask else inputs
 
     def compute_gradients(self, batch: SampleBatch) -> tuple[Gradients, dict[str, float]]:
         """No gradients, no statistics."""

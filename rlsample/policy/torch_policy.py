@@ -145,6 +145,13 @@ class TorchPolicy(Policy):
                 self._refresh(engine)
             return engine.values(self._encoder.encode(obs).flat)
 
+    def logp(self, obs: Tree, actions: Tree) -> np.ndarray:
+        """Log-probability of given actions: float32[K]. May be called beside :meth:`act` by another thread."""
+        inputs, _ = self._act_torch(obs)
+        if self._encoder.has_mask:
+            inputs = self.distribution.apply_mask(inputs, self._encoder.mask(obs))
+        return self.distribution.logp(inputs, actions)
+
     def _act_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
         with self._lock, torch.inference_mode():
             inputs, values = self.model(self._tensors(obs))

@@ -51,6 +51,10 @@ class ServingEnv(threading.Thread):
     When ``run()`` returns or raises, serving is over: other threads' calls raise, what was queued is still sampled, and
     then ``sample()`` raises (see :class:`~rlsample.evaluation.served_sampler.ServedSampler`).
 
+    Attributes:
+        may_wait: False: clients in the world outside do not wait for a busy learner, so that with
+            ``sample_queue_full="auto"`` samples are dropped. A subclass whose ``run()`` can wait says True.
+
     Args:
         observation_space, action_space: of fixed size, as for every env.
         max_concurrent: most episodes open at a time.
@@ -59,6 +63,8 @@ class ServingEnv(threading.Thread):
     Raises:
         SpaceError, ConfigError: spaces or numbers that cannot work.
     """
+
+    may_wait = False
 
     def __init__(
         self,

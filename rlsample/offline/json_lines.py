@@ -1,0 +1,82 @@
+"""A batch as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+
+from rlsample.errors import ConfigError
+from rlsample.offline.array_codec import decode_tree, encode_tree
+from rlsample.sample_batch import EPS_ID, OBS, REWARDS, TERMINATED, TRUNCATED, NextObs, SampleBatch
+
+__all__ = ["VERSION", "decode_line", "encode_line"]
+
+VERSION = 1
+
+
+def encode_line(batch: SampleBatch, level: int = 1) -> bytes:
+    """The batch as one line, with the newline at its end; see docs/offline.md for the fields.
+
+    Args:
+        level: of zlib.
+
+    Raises:
+        ConfigError: a column that logs cannot hold.
+    """
+    document: dict[str, Any] = {"rlsample": VERSION, "count": batch.count, "summary": _summary(batch)}
+    if batch.fragment_lengths is not None:
+        document["fragment_lengths"] = batch.fragment_lengths.tolist()
+    document["columns"] = {name: encode_tree(column, name, level) for name, column in batch.items()}
+    nxt = batch.next_obs_source
+    if nxt is not None:
+        if nxt.source is not None:  # a slice or a selection: its next observations lie in another batch
+            nxt = nxt.detach(batch.get(OBS))
+        document["next_obs"] = {
+            "index": encode_tree(nxt.index, "next_obs", level),
+            "extra": encode_tree(nxt.extra, "next_obs", level),
+        }
+    return json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def decode_line(line: bytes) -> SampleBatch:
+    """The batch of a line: equal columns (values bit for bit, dtypes, shapes), next_obs and fragment_lengths.
+
+    Raises:
+        ValueError: the line is damaged, cut, or of a newer version; says which.
+    """
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from error
+    if not isinstance(document, dict) or not isinstance(document.get("columns"), dict):
+        raise ValueError("no rlsample fragment: it has no columns")
+    if document.get("rlsample") != VERSION:
+        raise ValueError(f"written as version {document.get('rlsample')!r}, this rlsample reads {VERSION}")
+    columns = {name: decode_tree(column) for name, column in document["columns"].items()}
+    nxt = document.get("next_obs")
+    lengths = document.get("fragment_lengths")
+    try:
+        source = None if nxt is None else NextObs(decode_tree(nxt["index"]), decode_tree(nxt["extra"]))
+        batch = SampleBatch(columns, source, None if lengths is None else np.array(lengths, np.int64))
+    except (ConfigError, KeyError, TypeError, OverflowError) as error:
+        raise ValueError(f"parts that do not fit each other ({error})") from error
+    if batch.count != document.get("count"):
+        raise ValueError(f"{batch.count} rows, where count says {document.get('count')!r}")
+    return batch
+
+
+def _summary(batch: SampleBatch) -> dict[str, Any]:
+    """For people and for grep; nothing reads it."""
+    found: dict[str, Any] = {}
+    if REWARDS in batch and getattr(batch[REWARDS], "dtype", np.dtype("O")).kind in "biuf":
+        total = float(np.sum(batch[REWARDS], dtype=np.float64))
+        found["reward_sum"] = total if math.isfinite(total) else None
+    if EPS_ID in batch:
+        found["episodes"] = len(np.unique(batch[EPS_ID]))
+    for name in (TERMINATED, TRUNCATED):
+        if name in batch:
+            found[name] = int(np.count_nonzero(batch[name]))
+    return found

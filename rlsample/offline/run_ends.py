@@ -1,0 +1,181 @@
+"""A run's reader, writer and judge, as its settings say."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rlsample.env.spaces import leaf_spec
+from rlsample.errors import ConfigError
+from rlsample.offline.episode_assembler import EpisodeAssembler
+from rlsample.offline.estimators import episode_ratios, estimate_from_ratios
+from rlsample.offline.log_reader import LogReader
+from rlsample.offline.mixed_reader import MixedReader
+from rlsample.offline.offline_settings import SAMPLER, OfflineSettings, parse_input
+from rlsample.policy.policy import Policy
+from rlsample.sample_batch import ACTION_LOGP, ACTIONS, NEXT_OBS, OBS, REWARDS, TERMINATED, VALUES, SampleBatch
+from rlsample.tree import Tree, flatten
+
+__all__ = ["InputJudge", "PolicyInput", "SamplerInput", "make_input"]
+
+log = logging.getLogger(__name__)
+
+_NEEDED = (OBS, ACTIONS, REWARDS, TERMINATED)
+
+
+class SamplerInput:
+    """The evaluator's own sampler as one source among several."""
+
+    samples = True
+
+    def __init__(self, sample: Callable[[], SampleBatch]) -> None:
+        self._sample = sample
+
+    def __iter__(self) -> SamplerInput:
+        return self
+
+    def __next__(self) -> SampleBatch:
+        return self._sample()
+
+    def get_state(self) -> None:
+        """The evaluator keeps its state."""
+
+    def set_state(self, state: Any) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to close: the evaluator does."""
+
+
+class PolicyInput:
+    """Logged batches as a policy learns from them: checked against its spaces; ``values``, if it has such a column, are
+    those of its weights of now.
+
+    Raises:
+        ConfigError: from ``next``: a column that is missing or does not fit (named with its dtype and shape).
+    """
+
+    samples = False
+
+    def __init__(self, reader: LogReader, policy: Policy) -> None:
+        self._reader, self._policy = reader, policy
+        self._specs = {OBS: leaf_spec(policy.observation_space), ACTIONS: leaf_spec(policy.action_space)}
+        self.get_state, self.set_state, self.close = reader.get_state, reader.set_state, reader.close
+
+    def __iter__(self) -> PolicyInput:
+        return self
+
+    def __next__(self) -> SampleBatch:
+        batch = next(self._reader)
+        self._check(batch)
+        if VALUES in self._policy.extra_columns:
+            batch[VALUES] = self._policy.values(batch[OBS])
+        return batch
+
+    def _check(self, batch: SampleBatch) -> None:
+        missing = [name for name in (*_NEEDED, NEXT_OBS) if name not in batch]
+        if ACTION_LOGP in self._policy.extra_columns and VALUES in self._policy.extra_columns:
+            if ACTION_LOGP not in batch:
+                missing.append(ACTION_LOGP)
+            elif np.isnan(batch[ACTION_LOGP]).any():
+                raise ConfigError(
+                    f"action_logp is NaN in some rows of {self._reader.source}; {type(self._policy).__name__} weighs "
+                    "rows by it: use an algorithm that does not, such as dqn"
+                )
+        if missing:
+            raise ConfigError(
+                f"the logs in {self._reader.source} lack {', '.join(missing)}, which {type(self._policy).__name__} "
+                f"learns from; they have {', '.join(batch)}"
+            )
+        for name, specs in self._specs.items():
+            got, expected = _shapes(batch[name]), {path: (str(s.dtype), s.shape) for path, s in flatten(specs)}
+            if got != expected:
+                raise ConfigError(
+                    f"column {name!r} of the logs in {self._reader.source} does not fit the env: it has {got}, the "
+                    f"space {expected}"
+                )
+
+
+def make_input(
+    settings: OfflineSettings,
+    policy: Policy,
+    index: int,
+    num_readers: int,
+    seed: int,
+    sample: Callable[[], SampleBatch],
+) -> Any:
+    """A :class:`~rlsample.evaluation.batch_ends.BatchSource` as ``settings.input`` says, without end.
+
+    Args:
+        index, num_readers: which share of the logs.
+        seed: of shuffles and mixing.
+        sample: what the source "sampler" is.
+
+    Raises:
+        ConfigError: a source without logs.
+    """
+    assert settings.input is not None
+    seeds = np.random.SeedSequence([seed, index]).generate_state(64)
+    sources: list[tuple[Any, float]] = []
+    for number, (source, share) in enumerate(parse_input(settings.input)):
+        if source == SAMPLER:
+            sources.append((SamplerInput(sample), share))
+            continue
+        window, shuffle_seed = settings.input_shuffle_window, int(seeds[1 + number % 63])
+        reader = LogReader(source, index, num_readers, None, window, shuffle_seed)
+        sources.append((PolicyInput(reader, policy), share))
+    return sources[0][0] if len(sources) == 1 else MixedReader(sources, int(seeds[0]))
+
+
+class InputJudge:
+    """Estimates of the policy's return from the first whole episodes of the logs, which it keeps in memory.
+
+    Raises:
+        ConfigError: fewer than two whole episodes in the logs.
+    """
+
+    def __init__(self, settings: OfflineSettings, gamma: float) -> None:
+        assert settings.input is not None
+        self._settings, self._gamma = settings, gamma
+        logs = [source for source, _ in parse_input(settings.input) if source != SAMPLER]
+        self._episodes = list(_first(_whole_episodes(logs), settings.input_evaluation_episodes))
+        if len(self._episodes) < 2:
+            raise ConfigError(f"input_evaluation: fewer than two whole episodes in {', '.join(logs)}")
+        self._last: dict[str, float | None] = {}
+
+    def tags(self, policy: Policy, iteration: int) -> dict[str, float | None]:
+        """Per estimator ``input/<name>_return``, ``_error`` (standard error) and ``_ess`` (effective sample size), and
+        ``input/logged_return``; new ones every ``input_evaluation_interval`` iterations, else the last. NaN: None."""
+        if self._last and iteration % self._settings.input_evaluation_interval:
+            return self._last
+        ratios = episode_ratios(self._episodes, policy)
+        found: dict[str, float] = {}
+        for name in self._settings.input_evaluation:
+            estimate = estimate_from_ratios(ratios, self._gamma, name)
+            found[f"input/{name}_return"] = estimate.value
+            found[f"input/{name}_error"] = estimate.standard_error
+            found[f"input/{name}_ess"] = estimate.effective_sample_size
+            found["input/logged_return"] = estimate.logged_value
+        self._last = {tag: value if math.isfinite(value) else None for tag, value in found.items()}
+        return self._last
+
+
+def _whole_episodes(logs: list[str]) -> Iterator[SampleBatch]:
+    assembler = EpisodeAssembler()
+    with LogReader(logs) as reader:
+        for batch in reader:
+            yield from assembler.add(batch)
+
+
+def _first(episodes: Iterator[SampleBatch], number: int) -> Iterator[SampleBatch]:
+    for _, episode in zip(range(number), episodes, strict=False):
+        yield episode.copy()  # not the fragment it is a slice of
+    episodes.close()  # type: ignore[attr-defined]
+
+
+def _shapes(tree: Tree) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {path: (str(leaf.dtype), leaf.shape[1:]) for path, leaf in flatten(tree)}
