@@ -13,7 +13,7 @@ const WINDOW = 20; // episodes in the mean that is shown
 const WORDS_EVERY_MS = 250;
 
 const page = Object.fromEntries(
-  ["start", "stop", "carts", "big", "small", "returns", "advice"].map((id) => [id, document.querySelector(`#${id}`)]),
+  ["start", "stop", "carts", "big", "small", "returns", "advice", "untrained"].map((id) => [id, document.querySelector(`#${id}`)]),
 );
 const chart = new Chart(page.returns, {
   title: "Returns of the episodes played in this tab",
@@ -23,11 +23,11 @@ const chart = new Chart(page.returns, {
   empty: "press Start: each episode will be a dot here",
 });
 const resting = new CartPole(() => 0.5); // shown before the first start
-let player = null;
+let player = null; // the latest one
+let playing = false;
 let returns = [];
 let poles = [resting];
 let canvases = [page.big];
-let counted = { steps: 0, episodes: 0, version: null }; // outlives its player
 let measured = { steps: 0, at: 0, rate: null }; // steps a second, over the last second
 let drawn = -1; // episodes in the chart as drawn
 let trained = null;
@@ -37,6 +37,7 @@ async function start() {
   if (page.start.disabled) return;
   bar.show("wait", "Asking the server what it plays …");
   page.start.disabled = true;
+  page.advice.hidden = true;
   try {
     const spaces = await call("v1/spaces");
     if (!playsCartPole(spaces)) {
@@ -48,20 +49,22 @@ async function start() {
   } catch (error) {
     bar.showError(error);
   } finally {
-    player = null;
-    buttons(false);
+    playing = false;
+    buttons();
+    showNumbers();
   }
 }
 
 async function play(fresh) {
   player = fresh;
+  playing = true;
   player.realTime = chosenSpeed() === "real";
   returns = [];
   drawn = -1;
   measured = { steps: 0, at: performance.now(), rate: null };
   poles = player.carts.map((cart) => cart.pole);
   layOut(player.carts.length);
-  buttons(true);
+  buttons();
   bar.show("good", "Playing.");
   poll.resume();
   await player.run();
@@ -79,7 +82,7 @@ function playsCartPole({ observation_space: obs, action_space: action }) {
   return obs.type === "Box" && String(obs.shape) === "4" && action.type === "Discrete" && action.n === 2 && !action.start;
 }
 
-function buttons(playing) {
+function buttons() {
   page.start.disabled = playing;
   page.stop.disabled = !playing;
   page.carts.disabled = playing;
@@ -107,20 +110,20 @@ function frame(now) {
 }
 
 function showNumbers() {
-  if (player) counted = { steps: player.steps, episodes: player.episodes, version: player.policyVersion };
+  const { steps, episodes, policyVersion } = player ?? { steps: 0, episodes: 0, policyVersion: null };
   const now = performance.now();
   if (now - measured.at >= 1000) {
-    const rate = player ? (1000 * (counted.steps - measured.steps)) / (now - measured.at) : null;
-    measured = { steps: counted.steps, at: now, rate };
+    const rate = playing ? (1000 * (steps - measured.steps)) / (now - measured.at) : null;
+    measured = { steps, at: now, rate };
   }
   const means = runningMean(returns, WINDOW);
   const texts = {
-    steps: count(counted.steps),
-    episodes: count(counted.episodes),
+    steps: count(steps),
+    episodes: count(episodes),
     steps_per_s: count(measured.rate),
     mean: measure(means.at(-1)),
     best: measure(means.length ? means.reduce((best, mean) => Math.max(best, mean)) : null),
-    version: count(counted.version),
+    version: count(policyVersion),
     trained: count(trained),
   };
   for (const [name, words] of Object.entries(texts)) document.querySelector(`[data-stat="${name}"]`).textContent = words;
@@ -132,7 +135,10 @@ const bar = new StatusBar((token) => {
   if (token) start();
 });
 const poll = new StatsPoll(
-  (stats) => (trained = stats.trained_steps),
+  (stats) => {
+    trained = stats.trained_steps;
+    page.untrained.hidden = stats.training !== false;
+  },
   () => {}, // the player reports what is wrong; this number just stands still
 );
 

@@ -36,7 +36,7 @@ let lastAnswer = null;
 
 function show(stats) {
   lastAnswer = new Date();
-  bar.show("good", "Live: asked every second.");
+  bar.show("good", `Live: asked every second.${stats.training === false ? " The policy does not train." : ""}`);
   numbers.classList.remove("old");
   for (const [name, form] of Object.entries(FORMS)) {
     document.querySelector(`[data-stat="${name}"]`).textContent = form(stats[name]);

@@ -1,5 +1,5 @@
-// Plays several CartPoles at once against the server. One round: an action for every open episode by one call, while
-// ended episodes are closed and new ones opened.
+// Plays several CartPoles at once against the server. One round: an action for every open episode, by one call. Beside
+// the rounds, each cart whose episode has ended closes it and opens the next.
 
 import { CartPole, STEP_S } from "./cartpole.js";
 import { call, callWhileLeaving, CallError, insist, pause } from "./server.js";
@@ -9,7 +9,12 @@ const AFTER_LOSS_MS = 1000;
 class Cart {
   constructor() {
     this.pole = new CartPole();
+    this.renewal = null; // the promise of a new episode, while it is on its way
     this.forget();
+  }
+
+  get playing() {
+    return this.episodeId !== null && this.ending === null && this.renewal === null;
   }
 
   // As before its first episode: nothing open, nothing owed.
@@ -30,6 +35,8 @@ export class Player {
     this.episodes = 0;
     this.policyVersion = null;
     this.stopping = new AbortController();
+    this.failure = null; // what ends the run
+    this.lost = false; // episodes, since the last answer
     this.left = false;
   }
 
@@ -49,6 +56,7 @@ export class Player {
       if (!signal.aborted) throw error;
     } finally {
       this.stopping.abort();
+      await Promise.allSettled(this.carts.map((cart) => cart.renewal));
       await Promise.allSettled(this.carts.map((cart) => this.breakOff(cart)));
     }
   }
@@ -70,28 +78,31 @@ export class Player {
   }
 
   async round() {
-    const open = this.carts.filter((cart) => cart.episodeId !== null && !cart.ending);
-    const others = this.carts.filter((cart) => !open.includes(cart));
-    const done = await Promise.allSettled([this.act(open), ...others.map((cart) => this.renew(cart))]);
-    const failed = done.find((part) => part.status === "rejected");
-    if (!failed) return;
-    if (!isLoss(failed.reason)) throw failed.reason;
-    this.watcher.onLost(failed.reason);
-    await Promise.allSettled(this.carts.map((cart) => this.breakOff(cart)));
-    await pause(AFTER_LOSS_MS, this.stopping.signal);
+    for (const cart of this.carts) {
+      if (!cart.playing && !cart.renewal) cart.renewal = this.renew(cart).finally(() => (cart.renewal = null));
+    }
+    const playing = this.carts.filter((cart) => cart.playing);
+    if (playing.length > 0) await this.act(playing);
+    else await Promise.race(this.carts.map((cart) => cart.renewal));
+    if (this.failure) throw this.failure;
   }
 
   async act(carts) {
-    if (carts.length === 0) return;
     const body = {
       episode_ids: carts.map((cart) => cart.episodeId),
       obs: carts.map((cart) => cart.pole.observation()),
       rewards: carts.map((cart) => cart.owed),
     };
-    const { actions, policy_version: version } = await this.insist("v1/actions", body);
-    if (this.left) return;
-    this.policyVersion = version;
-    carts.forEach((cart, i) => this.step(cart, actions[i]));
+    try {
+      const { actions, policy_version: version } = await this.insist("v1/actions", body);
+      if (this.left) return;
+      this.policyVersion = version;
+      carts.forEach((cart, i) => this.step(cart, actions[i]));
+      if (this.lost) this.watcher.onTrouble(null);
+      this.lost = false;
+    } catch (error) {
+      await this.mend(error, carts);
+    }
   }
 
   step(cart, action) {
@@ -108,11 +119,25 @@ export class Player {
 
   // Closes an ended episode and opens the next.
   async renew(cart) {
-    if (cart.ending) {
-      await this.insist(episodePath(cart, "end"), endBody(cart));
+    try {
+      if (cart.ending) await this.insist(episodePath(cart, "end"), endBody(cart));
+      cart.forget();
+      cart.episodeId = (await this.insist("v1/episodes", {})).episode_id;
+    } catch (error) {
+      await this.mend(error, [cart]);
     }
-    cart.forget();
-    cart.episodeId = (await this.insist("v1/episodes", {})).episode_id;
+  }
+
+  // Where the server does not know episodes any more, their carts start anew; else the error ends the run.
+  async mend(error, carts) {
+    if (!isLoss(error)) {
+      this.failure ??= error;
+      return;
+    }
+    this.lost = true;
+    this.watcher.onLost(error);
+    await Promise.allSettled(carts.map((cart) => this.breakOff(cart)));
+    await pause(AFTER_LOSS_MS, this.stopping.signal);
   }
 
   // Ends an open episode early: cut off, not failed. One try; what the server does not take, it lets expire.
@@ -141,7 +166,7 @@ function endBody(cart) {
   return body;
 }
 
-// The server does not know an episode any more (restarted, expired, policy failed): start anew.
+// The server was restarted, the episode expired, or the policy failed.
 function isLoss(error) {
   return error instanceof CallError && [404, 409, 500].includes(error.status);
 }

@@ -43,6 +43,8 @@ export class StatusBar {
       this.form.hidden = false;
     } else if (error.unreachable) {
       this.show("bad", `The server cannot be reached. Trying again.${known}`);
+    } else if (error.passing) {
+      this.show("wait", `The server asks to wait (${error.status} ${error.code}): ${error.message}`);
     } else {
       this.show("bad", `The server refused (${error.status} ${error.code}): ${error.message}`);
     }
