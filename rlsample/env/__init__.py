@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rlsample.env.convert import as_base_env
     from rlsample.env.dm_env_adapter import as_dm_env
     from rlsample.env.env_settings import EnvSettings
-    from rlsample.env.serving import ServingEnv, ServingSettings
+    from rlsample.env.serving import MultiAgentServingEnv, ServingEnv, ServingSettings
     from rlsample.env.vector_env import VectorEnv
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "EnvContext",
     "EnvRecord",
     "EnvSettings",
+    "MultiAgentServingEnv",
     "ServingEnv",
     "ServingSettings",
     "StepBatch",
@@ -44,6 +45,7 @@ _MODULES = {
     "EnvContext": "base_env",
     "EnvRecord": "catalog",
     "EnvSettings": "env_settings",
+    "MultiAgentServingEnv": "serving",
     "ServingEnv": "serving",
     "ServingSettings": "serving",
     "StepBatch": "base_env",

@@ -11,6 +11,7 @@ class PoleAngle(Callbacks):
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class Episode:
     """A running episode, as callbacks see it. The ``last_*`` fields are kept only for ``on_episode_step``.
 
     Attributes:
-        env_id: slot.
+        env_id: slot; of several agents, the episode's place.
         eps_id: the id its rows carry in the batches.
         length: steps so far.
         episode_return: sum of the env's own rewards so far, before any clipping.
@@ -39,6 +40,7 @@ class Episode:
         last_reward: the env's own; 0 before the first step.
         last_info: what the env returned beside the last observation, often empty.
         user_data: yours; dropped with the episode.
+        agent: whose part of the episode it is, where several agents play: each has its own. Else None.
         custom_metrics: yours: numbers that are averaged over the window of episodes and logged by name.
     """
 
@@ -52,6 +54,7 @@ class Episode:
     last_info: dict[str, Any] = field(default_factory=dict)
     user_data: dict[str, Any] = field(default_factory=dict)
     custom_metrics: dict[str, float] = field(default_factory=dict)
+    agent: Hashable | None = None
 
 
 class Callbacks:

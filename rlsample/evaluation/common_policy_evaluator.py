@@ -235,6 +235,8 @@ def _split_options(options: Mapping[str, Any]) -> tuple[SamplerSettings, EnvSett
     sampler_names = {f.name for f in dataclasses.fields(SamplerSettings)}
     env_names = {f.name for f in dataclasses.fields(EnvSettings)}
     for name in options:
+        if name == "policy_mapping_fn":
+            raise ConfigError("policy_mapping_fn: several policies are not there yet; one policy acts for all agents")
         if name not in sampler_names | env_names:
             raise unknown_name("option", name, sampler_names | env_names)
     return (

@@ -57,15 +57,21 @@ class EpisodeTracker:
 
     def start(self, slots: np.ndarray) -> np.ndarray:
         """New episodes in these slots; returns their ids, int64[K]."""
-        ids = np.arange(self._next_id, self._next_id + len(slots))
-        self._next_id += len(slots)
+        ids = self._ids_for(slots)
         self.eps_id[slots] = ids
         self._clear(slots)
         if self._objects:
             for slot, eps_id in zip(slots.tolist(), ids.tolist(), strict=True):
-                self._episodes[slot] = episode = Episode(env_id=slot, eps_id=eps_id)
+                self._episodes[slot] = episode = self._episode(slot, eps_id)
                 self._callbacks.on_episode_start(episode)  # type: ignore[union-attr]
         return ids
+
+    def _ids_for(self, slots: np.ndarray) -> np.ndarray:
+        first, self._next_id = self._next_id, self._next_id + len(slots)
+        return np.arange(first, self._next_id)
+
+    def _episode(self, slot: int, eps_id: int) -> Episode:
+        return Episode(env_id=slot, eps_id=eps_id)
 
     def add(self, slots: np.ndarray, rewards: np.ndarray) -> None:
         """One more step, with float32[K] raw rewards (kept, not copied), in distinct slots."""
@@ -108,6 +114,11 @@ class EpisodeTracker:
                 episode.length, episode.episode_return = int(lengths[k]), float(returns[k])
                 self._callbacks.on_episode_end(episode)  # type: ignore[union-attr]
                 custom.append(dict(episode.custom_metrics))
+        self._record(slots, returns, lengths, custom)
+
+    def _record(
+        self, slots: np.ndarray, returns: np.ndarray, lengths: np.ndarray, custom: list[dict[str, float]] | None
+    ) -> None:
         self._finished.append((returns, lengths, slots, self.eps_id[slots], custom))
 
     def drain(self) -> list[EpisodeMetrics]:

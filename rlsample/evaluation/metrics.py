@@ -19,12 +19,13 @@ class EpisodeMetrics:
     """One finished episode.
 
     Attributes:
-        episode_return: sum of the env's own rewards, before any clipping.
-        length: steps.
+        episode_return: sum of the env's own rewards, before any clipping; of several agents, over all of them.
+        length: steps. Of several agents: env steps, as the env says.
         env_id: slot.
         eps_id: the episode's id in the batches.
         worker_index: of the evaluator.
-        custom: the ``custom_metrics`` that callbacks left.
+        custom: the ``custom_metrics`` that callbacks left; of several agents, means over those that have the metric.
+        agent_returns: agent, as text, -> its return; empty where there is only one.
     """
 
     episode_return: float
@@ -33,6 +34,7 @@ class EpisodeMetrics:
     eps_id: int
     worker_index: int = 0
     custom: Mapping[str, float] = field(default_factory=dict)
+    agent_returns: Mapping[str, float] = field(default_factory=dict)
 
 
 class MetricsWindow:
@@ -63,13 +65,16 @@ class MetricsWindow:
           (a 0 would be a score).
         * ``rollout/episodes``: all episodes ever added; ``rollout/episodes_this_iter``: since the last summary.
         * ``rollout/custom/<name>_mean``: over the episodes of the window that have the metric, without NaNs.
+        * ``rollout/agent/<name>_rew_mean``: over the episodes of the window that the agent played in.
         """
         returns = [e.episode_return for e in self._episodes]
-        custom: dict[str, list[float]] = {}
+        means: dict[str, list[float]] = {}
         for episode in self._episodes:
             for name, value in episode.custom.items():
                 if not math.isnan(value):
-                    custom.setdefault(name, []).append(value)
+                    means.setdefault(f"rollout/custom/{name}_mean", []).append(value)
+            for name, value in episode.agent_returns.items():
+                means.setdefault(f"rollout/agent/{name}_rew_mean", []).append(value)
         new, self._new = self._new, 0
         return {
             "rollout/ep_rew_mean": _mean(returns),
@@ -78,12 +83,15 @@ class MetricsWindow:
             "rollout/ep_len_mean": _mean([e.length for e in self._episodes]),
             "rollout/episodes": self._total,
             "rollout/episodes_this_iter": new,
-            **{f"rollout/custom/{name}_mean": _mean(values) for name, values in sorted(custom.items())},
+            **{name: _mean(values) for name, values in sorted(means.items())},
         }
 
     def get_state(self) -> dict[str, Any]:
         """Numbers, and a list of dicts of numbers: the episodes of the window."""
-        episodes = [{**dataclasses.asdict(e), "custom": dict(e.custom)} for e in self._episodes]
+        episodes = [
+            {**dataclasses.asdict(e), "custom": dict(e.custom), "agent_returns": dict(e.agent_returns)}
+            for e in self._episodes
+        ]
         return {"total": self._total, "new": self._new, "episodes": episodes}
 
     def set_state(self, state: Mapping[str, Any]) -> None:

@@ -15,8 +15,9 @@ from rlsample.errors import ConfigError
 from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.sampler import Sampler
 from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.evaluation.shared_episode_tracker import SharedEpisodeTracker
 from rlsample.policy.policy import Policy
-from rlsample.sample_batch import ACTION_LOGP, ACTIONS, OBS, TRUNCATED, SampleBatch
+from rlsample.sample_batch import ACTION_LOGP, ACTIONS, AGENT_ID, ENV_ID, OBS, TRUNCATED, SampleBatch
 from rlsample.tree import Tree, assign, concat, gather
 
 __all__ = ["ServedSampler"]
@@ -32,7 +33,8 @@ class ServedSampler(Sampler):
     Episodes with ``training_enabled=False`` are answered and counted, and leave no rows.
 
     Raises:
-        ConfigError: a horizon, which would have to reset a served episode (soft_horizon does not).
+        ConfigError: a horizon, which would have to reset a served episode (soft_horizon does not);
+            any horizon, with several agents.
     """
 
     env: ServingEnvAdapter
@@ -48,6 +50,10 @@ class ServedSampler(Sampler):
         if settings.horizon is not None and not settings.soft_horizon:
             raise ConfigError("only its client can end a served episode: use soft_horizon=True, or no horizon")
         super().__init__(env, policy, settings, worker_index, callbacks)
+        if env.agents is not None:
+            if settings.horizon is not None:
+                raise ConfigError("a soft_horizon cannot cut episodes of several agents: leave out the horizon")
+            self.episodes = SharedEpisodeTracker(env, worker_index, callbacks)
         self._target = settings.rollout_fragment_length * env.sample_lanes
         self._whole = settings.batch_mode == "complete_episodes"
         self._in_blocks = not self._whole  # flags are written into fresh columns only
@@ -83,7 +89,10 @@ class ServedSampler(Sampler):
         while self._pieces and rows < self._target:
             pieces.append(self._pieces.popleft())
             rows += pieces[-1].count
-        return SampleBatch.concat(pieces) if len(pieces) > 1 else pieces[0]
+        batch = SampleBatch.concat(pieces) if len(pieces) > 1 else pieces[0]
+        if self.env.agents is not None:
+            batch[ENV_ID], batch[AGENT_ID] = np.divmod(batch[ENV_ID], self.env.lanes_per_episode)
+        return batch
 
     def _enough(self) -> bool:
         return self._rows + (sum(piece.count for piece in self._pieces) if self._pieces else 0) >= self._target

@@ -80,6 +80,7 @@ def test_state_is_plain_and_continues() -> None:
         "eps_id": 103,
         "worker_index": 3,
         "custom": {"a": 7.0},
+        "agent_returns": {},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import gymnasium
@@ -28,7 +28,7 @@ from rlsample.env.serving.serving_settings import ServingSettings
 from rlsample.errors import ServingError, SpaceError
 from rlsample.tree import Tree
 
-__all__ = ["EpisodeDesk"]
+__all__ = ["EpisodeDesk", "checked_logp"]
 
 _WAKE_AT_ONCE = 3  # clients; measured best with 16 and with 64 of them on two cores
 
@@ -51,6 +51,7 @@ class EpisodeDesk:
     """
 
     lanes_per_episode = 1
+    agents: Sequence[Hashable] | None = None  # of several in an episode, who they are
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class EpisodeDesk:
     def log(self, episode: ServedEpisode, obs: Any, action: Any, logp: Any) -> None:
         """Queues a row that brings its action; see :meth:`ServingEnv.log_action`."""
         column = self.lanes.action_copy(action, obs, "log_action")
-        given = math.nan if logp is None else _checked_logp(logp)
+        given = math.nan if logp is None else checked_logp(logp)
         self._await_room(episode)
         if not episode.mutex.acquire(False):
             raise in_use(episode)
@@ -376,7 +377,12 @@ def _call_back(episode: ServedEpisode) -> None:
     on_answer(refused(episode, answer) if answer.__class__ is Refusal else answer)
 
 
-def _checked_logp(logp: Any) -> float:
+def checked_logp(logp: Any) -> float:
+    """A log-probability as a float.
+
+    Raises:
+        SpaceError: it is no finite number.
+    """
     try:
         value = float(logp)
     except (TypeError, ValueError):

@@ -104,7 +104,8 @@ class EpisodeRegistry(Generic[E]):
         """The episode takes no more calls. Its lane stays taken until :meth:`free_lane`."""
         with self._changed:
             episode.closed = reason
-            self.open.pop(episode.id, None)
+            if self.open.get(episode.id) is episode:  # its id may have been used again
+                del self.open[episode.id]
             if not (reason == "has ended" and episode.id.startswith(self._prefix)):
                 self._ends[episode.id] = reason
                 if len(self._ends) > _REMEMBERED:

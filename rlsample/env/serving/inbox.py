@@ -6,7 +6,7 @@ import collections
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rlsample.env.serving.served_episode import ServedEpisode
 
@@ -54,6 +54,13 @@ class Inbox:
         self.ready.append(episode)
         if len(self.ready) >= self._target:
             self._target = _NEVER  # the others need not ring too
+            self.ring()
+
+    def put_all(self, episodes: Sequence[ServedEpisode]) -> None:
+        """As :meth:`put`, several entries in one: whoever takes all that is there takes all of them or none."""
+        self.ready.extend(episodes)
+        if len(self.ready) >= self._target:
+            self._target = _NEVER
             self.ring()
 
     def put_and_work(self, episode: ServedEpisode) -> None:

@@ -136,5 +136,5 @@ class ServedEpisode:
         self.idle_since = 0.0
 
     def hold(self, timeout_s: float) -> bool:
-        """Keeps its client from sending, if it may; True: release ``mutex`` afterwards. One that waits sends nothing."""
+        """Keeps its client from sending; True: release ``mutex`` afterwards. False: it waits, and so sends nothing."""
         return not self.waiting and self.mutex.acquire(timeout=timeout_s)

@@ -76,8 +76,11 @@ class ServingEnv(threading.Thread):
         super().__init__(name=type(self).__name__, daemon=True)
         self.observation_space, self.action_space = observation_space, action_space
         self.settings = settings or ServingSettings()
-        self.desk = EpisodeDesk(observation_space, action_space, max_concurrent, self.settings)
+        self.desk = self._make_desk(max_concurrent)
         self._start_once = threading.Lock()
+
+    def _make_desk(self, max_concurrent: int) -> EpisodeDesk:
+        return EpisodeDesk(self.observation_space, self.action_space, max_concurrent, self.settings)
 
     def run(self) -> None:
         """Yours: plays episodes. This one returns when the env is closed."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.serving.agent_desk import AgentDesk
 from rlsample.env.serving.batch_gate import BatchGate
 from rlsample.env.serving.served_episode import (
     ASKED,
@@ -22,6 +23,7 @@ from rlsample.env.serving.served_episode import (
     ServingEnded,
 )
 from rlsample.env.serving.serving_env import ServingEnv
+from rlsample.env.serving.shared_episode import SharedEpisode
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec
 from rlsample.errors import ConfigError, EnvClosedError, EnvProtocolError
@@ -52,6 +54,8 @@ class ServingEnvAdapter(BaseEnv):
         sample_lanes: a batch is counted as for that many slots: ``rollout_fragment_length * sample_lanes`` rows.
 
     Attributes:
+        agents: the possible ones, where several play in an episode: slot ``place * lanes_per_episode + k`` is that of
+            agent k in the episode at that place. Else None.
         unrecorded: bool[num_envs], slots whose episode has ``training_enabled=False``. Written by poll.
         num_unrecorded: how many those are.
         stats: counts since the start: answered, batches, expired.
@@ -67,7 +71,7 @@ class ServingEnvAdapter(BaseEnv):
         self.observation_space, self.action_space = env.observation_space, env.action_space
         desk = self._desk = env.desk
         self.num_envs = len(desk.by_lane)
-        self.lanes_per_episode = desk.lanes_per_episode
+        self.agents, self.lanes_per_episode = desk.agents, desk.lanes_per_episode
         self.unrecorded = np.zeros(self.num_envs, bool)
         self.num_unrecorded = 0
         self.stats = {"answered": 0, "batches": 0, "expired": 0}
@@ -228,7 +232,7 @@ class ServingEnvAdapter(BaseEnv):
         if kinds is not None and rows.logp is not None:
             logged = LoggedActions(kinds == LOGGED, rows.actions, rows.logp)
             self._logged.update(lanes[logged.mask].tolist())
-        agents = None if self.lanes_per_episode == 1 else lanes % self.lanes_per_episode
+        agents = None if self.agents is None else lanes % self.lanes_per_episode
         return StepBatch(
             lanes, rows.obs, rows.rewards, terminated, truncated, is_first, rows.infos, failures, agents, logged
         )
@@ -270,8 +274,7 @@ class ServingEnvAdapter(BaseEnv):
             EnvProtocolError: a slot does not wait.
         """
         for lane in self._states.require_waiting(env_ids).tolist():
-            episode = self._desk.by_lane[lane]
-            assert episode is not None
+            episode = self.episode_in(lane)
             held = episode.hold(1.0)  # a client may be just sending
             broken = self._desk.break_off(episode, f"was closed, as no action could be had: {error}")
             for one in broken:
@@ -281,6 +284,17 @@ class ServingEnvAdapter(BaseEnv):
             for one in broken:
                 self._desk.refuse(one.lane, error)
         self._handed = None
+
+    def episode_in(self, slot: int) -> ServedEpisode:
+        """The episode, or agent's part of one, in a slot that is not free."""
+        episode = self._desk.by_lane[slot]
+        assert episode is not None
+        return episode
+
+    def shared_finished(self) -> Iterator[SharedEpisode]:
+        """Episodes of several agents that were ended and sampled, each given out once."""
+        while isinstance(self._desk, AgentDesk) and self._desk.finished:
+            yield self._desk.finished.popleft()
 
     def acted_lanes(self) -> np.ndarray:
         """int64[M]: slots that were sent an action whose outcome has not been polled."""
