@@ -23,6 +23,7 @@ from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.serving.app import ServingApp
 from rlsample.serving.episode_calls import EpisodeCalls
 from rlsample.serving.http_errors import HttpError
+from rlsample.serving.http_protocol import ServingProtocol
 from rlsample.serving.http_settings import HttpSettings
 from rlsample.serving.openapi import describe_api
 from rlsample.serving.other_routes import PUBLIC_PATHS, make_other_routes
@@ -30,7 +31,6 @@ from rlsample.serving.remote_model import describe_model
 from rlsample.serving.request_gate import RequestGate
 from rlsample.serving.serving_metrics import ServingMetrics
 from rlsample.serving.space_codec import SpaceCodec, describe_space
-from rlsample.serving.timed_protocol import TimedProtocol
 
 try:
     import uvicorn
@@ -230,7 +230,7 @@ class PolicyServer:
         settings = self.settings
         config = uvicorn.Config(
             self._app,
-            http=TimedProtocol,
+            http=ServingProtocol,
             ws="none",
             lifespan="off",
             interface="asgi3",

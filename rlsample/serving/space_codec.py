@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlsample.tree import Tree, map_tree
 __all__ = ["SpaceCodec", "describe_space", "space_of", "stack_actions"]
 
 Space = gymnasium.Space[Any]
-_SAFE = 1e75  # a sum of squares below it: every number fits into a float32
+_SAFE = 1e38  # fits into a float32
 
 
 class SpaceCodec:
@@ -34,9 +35,9 @@ class SpaceCodec:
         self._obs_spec, self._action_spec = leaf_spec(observation_space), leaf_spec(action_space)
         self._obs_writer, self._action_writer = ObsWriter(observation_space), ObsWriter(action_space)
         self._actions = ActionCodec(action_space)
-        shape, dtype = lanes.plain
-        self._is_short_vector = shape is not None and len(shape) == 1 and dtype in (np.float32, np.float64)
-        self._length, self._dtype = shape[0] if shape else 0, dtype
+        shape, self._dtype = lanes.plain
+        is_vector = shape is not None and len(shape) == 1 and self._dtype in (np.float32, np.float64)
+        self._length = shape[0] if shape and is_vector else 0  # 0: observations are no float vectors
 
     def obs(self, value: Any) -> Any:
         """One observation, in the form ``get_action`` takes without a further look.
@@ -44,17 +45,24 @@ class SpaceCodec:
         Raises:
             SpaceError: wrong structure, shape or kind of dtype; NaN or inf. WireError: a broken array.
         """
-        if value.__class__ is list and self._is_short_vector:
-            try:
-                array = np.array(value)
-            except (ValueError, OverflowError):
-                array = None  # the slow way says what is wrong
-            if array is not None and array.dtype.kind in "fi" and array.shape == (self._length,):
-                array = array.astype(np.float64, copy=False)
-                if array.dot(array) < _SAFE:  # so each is finite, also as a float32
-                    return array.astype(self._dtype)
+        if value.__class__ is list and self._length:
+            vector = self._vector(value)
+            if vector is not None:
+                return vector
         column = self._lanes.obs_copy(_with_arrays(value, self._obs_spec), "obs")
         return map_tree(lambda leaf: leaf[0, ...], column)
+
+    def _vector(self, values: list[Any]) -> np.ndarray | None:
+        """The usual observation, quickly; None where a closer look is needed."""
+        try:
+            array = np.array(values)
+        except (ValueError, OverflowError):
+            return None
+        if array.dtype.kind not in "fi" or array.shape != (self._length,):
+            return None
+        if min(values) <= -_SAFE or max(values) >= _SAFE or not sum(values) < math.inf:  # a NaN would be in the sum
+            return None
+        return array.astype(self._dtype)
 
     def obs_batch(self, value: Any, num_rows: int) -> Tree:
         """Observations as a tree [num_rows, ...]. Raises as :meth:`obs`."""
