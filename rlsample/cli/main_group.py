@@ -14,6 +14,7 @@ __all__ = ["COMMANDS", "LazyGroup", "main"]
 COMMANDS = {
     "train": ("rlsample.cli.train_command:train", "Train a policy on an env."),
     "eval": ("rlsample.cli.eval_command:evaluate", "Play episodes with a trained policy."),
+    "serve": ("rlsample.cli.serve_command:serve", "Serve a policy over HTTP, and train it meanwhile."),
     "envs": ("rlsample.cli.envs_command:envs", "List the envs that can be made by name."),
     "tune": ("rlsample.cli.tune_command:tune", "Find the fastest layout for an env."),
     "bench": ("rlsample.cli.bench_command:bench", "Measure speed."),
