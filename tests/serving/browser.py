@@ -95,6 +95,11 @@ def shown(driver):
     )
 
 
+def number(driver, name):
+    """A number of the page; -1 where there is none yet."""
+    return float(shown(driver)[name].replace(",", "").replace("–", "-1"))
+
+
 def console_errors(driver):
     """What went wrong in the page since this was last asked: exceptions, refused by the policy, failed loads."""
     return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]

@@ -17,7 +17,7 @@ pytest.importorskip("uvicorn", reason="not installed: the extra [serve]")
 import rlsample.serving
 from rlsample.serving.page_files import PAGE_PATHS, page_file
 from tests.env.serving.conftest import rows_of
-from tests.serving.browser import console_errors, element, needs_chromium, open_browser, shown, state, until
+from tests.serving.browser import console_errors, element, needs_chromium, number, open_browser, shown, state, until
 from tests.serving.cartpole_server import CartPoleServer
 
 FOLDER = Path(rlsample.serving.__file__).with_name("page")
@@ -310,11 +310,6 @@ def start_demo(driver, url, carts, speed):
     element(driver, f'#carts option[value="{carts}"]').click()
     element(driver, f'input[value="{speed}"]').click()
     element(driver, "#start").click()
-
-
-def number(driver, name):
-    """A whole number of the page."""
-    return int(shown(driver)[name].replace(",", "").replace("–", "-1"))
 
 
 def check_episode(rows):
