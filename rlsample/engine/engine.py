@@ -63,6 +63,17 @@ class Handle(ABC):
         """
 
     @abstractmethod
+    def post(self, name: str, shared: Any) -> None:
+        """Has ``object.name(value)`` run before the next call that has not begun; overtakes calls that wait.
+
+        Of several posts of one name that wait, only the newest is delivered. The value's arrays are read-only. An error
+        fails the next call. A worker that is gone gets nothing; its next call says so.
+
+        Args:
+            shared: what :meth:`Engine.share` gave.
+        """
+
+    @abstractmethod
     def alive(self) -> bool:
         """Whether calls can still succeed."""
 
@@ -80,6 +91,10 @@ class Engine(ABC):
     @abstractmethod
     def replace(self, handle: Handle) -> Handle:
         """Ends what is left of a handle's object and builds a new one by the same factory, with the same index."""
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """A copy of a value, made once, for any number of :meth:`Handle.post`; the value may be changed afterwards."""
 
     @abstractmethod
     def wait(

@@ -62,7 +62,7 @@ class InlineHandle(Handle):
             future.fail(e)
 
     def post(self, name: str, shared: SharedValue) -> None:
-        """See :meth:`ProcessHandle.post`; it runs now."""
+        """See :meth:`Handle.post`; it runs now."""
         if self.refuses is not None or self._build_error is not None:
             return
         try:
@@ -110,7 +110,7 @@ class InlineEngine(Engine):
         return new
 
     def share(self, value: Any) -> SharedValue:
-        """A value for :meth:`InlineHandle.post`."""
+        """See :meth:`Engine.share`."""
         return SharedValue(value)
 
     def wait(

@@ -51,9 +51,16 @@ class ProcessSettings:
     )
     threads_per_worker: int = option(1, "threads BLAS and torch may use in a worker")
     close_timeout_s: float = option(2.0, "how long workers may take to close their objects before they are killed")
+    call_timeout_s: float | None = option(
+        600.0,
+        "a worker that is asked something and gives no sign of life for so long is killed and counts as dead; none: "
+        "never, for samples that may wait for clients or simulators longer than that",
+    )
 
     def __post_init__(self) -> None:
         check_start_method_name(self.start_method)
+        if self.call_timeout_s is not None and not self.call_timeout_s > 0:
+            raise ConfigError(f"call_timeout_s must be more than 0 or none, not {self.call_timeout_s}")
         if self.threads_per_worker < 1 or not self.close_timeout_s >= 0:
             raise ConfigError(
                 "threads_per_worker must be at least 1 and close_timeout_s at least 0, not "
@@ -80,6 +87,7 @@ class ProcessHandle(Handle):
         self.gone = False  # its channel is closed
         self.build_failed = False
         self.close_error: Exception | None = None
+        self.waited_for_since: float | None = None  # without a sign of life; None: nobody waits
         self.next_call = 0
         self.lock = threading.Lock()  # guards pending and refuses together
         self.send_lock = threading.Lock()  # frames are made and sent in one order
@@ -98,21 +106,31 @@ class ProcessHandle(Handle):
             self.next_call += 1
             call_id = self.next_call
             self.pending[call_id] = future
+            self.start_waiting()
         try:
             self.engine.send(self, lambda channel: channel.frames(CALL, call_id, name, args))
         except BaseException:
             with self.lock:
                 self.pending.pop(call_id, None)
+                self.stop_waiting()
             raise
         return future
 
     def post(self, name: str, shared: SharedValue) -> None:
-        """Has ``object.name(value)`` run before the next call that has not begun; overtakes calls that wait.
-
-        Of several posts of one name that wait, only the newest is delivered. The value's arrays are read-only. An error
-        fails the next call.
-        """
+        """See :meth:`Handle.post`; where the value is in a shared block, no byte of it is copied."""
         self.engine.send(self, lambda channel: channel.shared_frames(name, shared))
+
+    def start_waiting(self) -> None:
+        """Somebody waits for the worker, if nobody did; the lock is held."""
+        if self.waited_for_since is None:
+            self.waited_for_since = time.monotonic()
+
+    def stop_waiting(self, sign_of_life: bool = False) -> None:
+        """Nobody waits if no call is pending; else the time starts again at a sign of life. The lock is held."""
+        if not self.pending:
+            self.waited_for_since = None
+        elif sign_of_life:
+            self.waited_for_since = time.monotonic()
 
     def alive(self) -> bool:
         self.engine.pump.poll()
@@ -131,7 +149,8 @@ class ProcessHandle(Handle):
 class ProcessEngine(Engine):
     """See :class:`~rlsample.engine.engine.Engine`; objects live in processes.
 
-    A worker that dies fails its calls at once with a WorkerDiedError that names its exit code or signal. Workers end
+    A worker that dies fails its calls at once with a WorkerDiedError that names its exit code or signal. One that hangs
+    is killed after ``call_timeout_s`` by whoever waits for a result then, and its calls fail likewise. Workers end
     within two seconds when this process is killed, and ignore Ctrl-C. Factories and functions go by cloudpickle: those
     of ``__main__`` need no import guard.
 
@@ -146,7 +165,7 @@ class ProcessEngine(Engine):
         self.settings = settings or ProcessSettings()
         check_start_method(self.settings.start_method)
         self.pool = BlockPool()
-        self.pump = Pump()
+        self.pump = Pump(self._end_hung)
         self._handles: dict[int, ProcessHandle] = {}  # key -> handle, those that are not gone
         self._num_created = self._next_key = 0
         self._closed = False
@@ -196,7 +215,7 @@ class ProcessEngine(Engine):
         return handle
 
     def share(self, value: Any) -> SharedValue:
-        """A value for :meth:`ProcessHandle.post`, copied once, into shared memory if it is large."""
+        """See :meth:`Engine.share`; a large value is copied into shared memory."""
         return SharedValue(value, self.pool)
 
     def wait(
@@ -216,11 +235,15 @@ class ProcessEngine(Engine):
                 try:
                     frames = handle.channel.send_some(frames)
                 except BlockingIOError:
+                    with handle.lock:
+                        handle.start_waiting()
                     with contextlib.suppress(ValueError):  # its socket was closed meanwhile
                         select.select([], [handle.channel.sock], [], 0.005)
                     self.pump.poll()
                 except OSError:
                     return
+            with handle.lock:
+                handle.stop_waiting()
 
     def _read(self, handle: ProcessHandle) -> None:
         with self._reading:
@@ -229,6 +252,8 @@ class ProcessEngine(Engine):
             try:
                 for message in handle.channel.feed():
                     self._take(handle, message)
+                with handle.lock:
+                    handle.stop_waiting(sign_of_life=True)
             except Exception as e:
                 if not isinstance(e, (EOFError, OSError)):
                     log.error("worker %d sent what cannot be read: %r", handle.index, e)
@@ -259,6 +284,29 @@ class ProcessEngine(Engine):
         if not self._closed:
             log.info("worker %d (process %s) %s", handle.index, handle.pid, describe_exit(code))
         self._drop(handle, describe_exit(code))
+
+    def _end_hung(self) -> float:
+        """Kills workers that gave no sign of life for too long; returns the seconds until it has to look again.
+
+        The pump has just read all that arrived: an answer that lay unread for long is no hang.
+        """
+        limit = self.settings.call_timeout_s
+        if limit is None or self._closed:
+            return math.inf
+        with self._lock:
+            handles = list(self._handles.values())
+        now, next_look = time.monotonic(), limit
+        for handle in handles:
+            since = handle.waited_for_since
+            if since is None:
+                continue
+            if now - since < limit:
+                next_look = min(next_look, since + limit - now)
+                continue
+            log.warning("worker %d (process %s) hangs; it is killed", handle.index, handle.pid)
+            self._launcher.kill(handle.key)
+            self._drop(handle, f"gave no sign of life for {limit:g} s (call_timeout_s) and was killed")
+        return next_look
 
     def _drop(self, handle: ProcessHandle, why: str) -> None:
         with self._reading, self._lock:

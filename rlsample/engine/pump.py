@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import threading
@@ -17,9 +18,14 @@ class Pump:
 
     The first thread that waits reads; others that wait are told after each reading, and one of them takes over when the
     first has what it wanted. Callbacks run in one thread at a time. They must not wait here themselves.
+
+    Args:
+        look: called after a reading, from the same thread, when it is due; returns the seconds until it is due again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, look: Callable[[], float] | None = None) -> None:
+        self._look = look or _never
+        self._next_look = time.monotonic()
         self._selector = selectors.DefaultSelector()
         self._changed = threading.Condition()
         self._reading = False
@@ -80,8 +86,12 @@ class Pump:
     def _read(self, timeout_s: float | None) -> None:
         if self._closed:
             return
-        for key, _ in self._selector.select(None if timeout_s is None else max(0.0, timeout_s)):
+        until_look = self._next_look - time.monotonic()
+        left = min(until_look, math.inf if timeout_s is None else timeout_s)
+        for key, _ in self._selector.select(None if left == math.inf else max(0.0, left)):
             key.data()
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + self._look()
 
     def _drain_wakes(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -100,6 +110,10 @@ class Pump:
             self._selector.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
+
+
+def _never() -> float:
+    return math.inf
 
 
 class _Once:

@@ -71,7 +71,7 @@ class ThreadHandle(Handle):
         return future
 
     def post(self, name: str, shared: SharedValue) -> None:
-        """See :meth:`ProcessHandle.post`."""
+        """See :meth:`Handle.post`."""
         self._posts.put(name, shared)
 
     def alive(self) -> bool:
@@ -182,7 +182,7 @@ class ThreadEngine(Engine):
         return new
 
     def share(self, value: Any) -> SharedValue:
-        """A value for :meth:`ThreadHandle.post`."""
+        """See :meth:`Engine.share`."""
         return SharedValue(value)
 
     def wait(

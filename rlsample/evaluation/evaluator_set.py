@@ -160,8 +160,7 @@ class EvaluatorSet:
             filter_of(self.local),
             self._env_steps,
         )
-        share = getattr(self.engine, "share", None)
-        self._shared = broadcast if share is None else share(broadcast)
+        self._shared = self.engine.share(broadcast)
         return self.version
 
     def send_weights(self, worker: int) -> bool:
@@ -173,12 +172,7 @@ class EvaluatorSet:
         if self._sent[worker] == self.version:
             return False
         self._sent[worker] = self.version
-        handle = self.remote[worker]
-        post = getattr(handle, "post", None)
-        if post is not None:
-            post("take_broadcast", self._shared)
-        else:  # an engine without shared values: an ordinary call
-            handle.call("take_broadcast", self._shared)
+        self.remote[worker].post("take_broadcast", self._shared)
         return True
 
     def sync_weights(self) -> None:

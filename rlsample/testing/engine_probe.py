@@ -101,6 +101,11 @@ class Probe:
         Path(announced).touch()
         return self.block(path)
 
+    def doze(self, seconds: float) -> float:
+        """Answers after a while."""
+        time.sleep(seconds)
+        return seconds
+
     def exit(self, code: int) -> None:
         """Ends the whole process at once."""
         os._exit(code)

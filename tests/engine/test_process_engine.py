@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import select
@@ -200,6 +201,77 @@ def test_a_thread_that_reads_for_others_hands_their_results_on(engine: ProcessEn
     assert slow.done()
 
 
+def stopped(worker: Any) -> None:
+    """The worker's process stands still from now on."""
+    os.kill(worker.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{worker.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        assert time.monotonic() < deadline
+
+
+def limit_calls(engine: ProcessEngine, call_timeout_s: float | None) -> None:
+    """Sets the limit once workers are there: on a busy machine starting one takes longer than a test likes to wait."""
+    engine.settings = dataclasses.replace(engine.settings, call_timeout_s=call_timeout_s)
+    engine.pump._next_look = 0.0
+
+
+@pytest.fixture
+def hasty(engine: ProcessEngine, make_probe: Any) -> list[Any]:
+    """Two workers that may give no sign of life for half a second."""
+    workers = [engine.create(make_probe) for _ in range(2)]
+    assert [worker.call("echo", 1).result(20) for worker in workers] == [1, 1]
+    limit_calls(engine, 0.5)
+    return workers
+
+
+def test_a_worker_that_hangs_is_killed_and_counts_as_dead(engine: ProcessEngine, hasty: list[Any]):
+    other, hanging = hasty
+    stopped(hanging)
+    started = time.monotonic()
+    for future in [hanging.call("echo", 2), hanging.call("echo", np.zeros(100_000))]:
+        with pytest.raises(WorkerDiedError, match=r"worker 1 gave no sign of life for 0.5 s \(call_timeout_s\)"):
+            future.result()  # without a limit of its own
+    assert time.monotonic() - started >= 0.5
+    assert (hanging.alive(), other.alive()) == (False, True)
+    limit_calls(engine, None)
+    assert engine.replace(hanging).call("identify").result(20) == (1, 1)
+    assert other.call("echo", 3).result(20) == 3
+
+
+def test_posts_to_a_worker_that_hangs_do_not_wait_for_ever(engine: ProcessEngine, hasty: list[Any]):
+    hanging, other = hasty
+    stopped(hanging)
+    shared = engine.share(np.zeros(1000))
+    while hanging.alive():
+        hanging.post("keep", shared)
+    with pytest.raises(WorkerDiedError, match="no sign of life"):
+        hanging.call("echo", 2).result(20)
+    limit_calls(engine, None)
+    assert other.call("echo", 3).result(20) == 3
+
+
+def test_nobody_is_killed_for_being_idle_or_read_late(engine: ProcessEngine, hasty: list[Any], tmp_path: Path):
+    """What counts is that somebody waits and hears nothing."""
+    worker, _ = hasty
+    with pytest.raises(TypeError):
+        worker.call("echo", threading.Lock())  # never sent
+    answered = worker.call("announce_and_block", str(tmp_path / "announced"), str(tmp_path))
+    wait_until(tmp_path / "announced")
+    time.sleep(0.6)  # longer than the limit, and nobody reads
+    assert engine.wait([answered], 1, 20) == ([answered], [])
+    time.sleep(0.6)
+    assert [handle.alive() for handle in hasty] == [True, True]
+    limit_calls(engine, None)
+    assert [handle.call("echo", 2).result(20) for handle in hasty] == [2, 2]
+
+
+def test_calls_that_follow_each_other_are_no_hang(engine: ProcessEngine, hasty: list[Any]):
+    """Each is answered within the limit, the last long after it was asked."""
+    limit_calls(engine, 1.5)
+    futures = [hasty[0].call("doze", 0.4) for _ in range(5)]
+    assert [future.result(20) for future in futures] == [0.4] * 5
+
+
 def test_full_sockets_do_not_lock_up(engine: ProcessEngine, make_probe: Any):
     """600 calls of 20 KB, all sent before a result is read: more than both sockets hold."""
     worker = engine.create(make_probe)
@@ -307,7 +379,10 @@ def test_close_while_workers_are_blocked_on_full_sockets(make_probe: Any):
     assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("options", [{"start_method": "vfork"}, {"threads_per_worker": 0}, {"close_timeout_s": -1.0}])
+@pytest.mark.parametrize(
+    "options",
+    [{"start_method": "vfork"}, {"threads_per_worker": 0}, {"close_timeout_s": -1.0}, {"call_timeout_s": 0.0}],
+)
 def test_impossible_settings(options: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(options))):
         ProcessEngine(ProcessSettings(**options))
