@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -119,7 +120,7 @@ class RemoteCalls:
         self._exchange = exchange
         self._episodes = OpenEpisodes()
         self._nonce = secrets.token_hex(8)
-        self._starts = 0
+        self._numbers = itertools.count()  # threads never get the same one
         self._reader: ActionReader | None = None
 
     @property
@@ -133,11 +134,10 @@ class RemoteCalls:
             raise ServingError(f"start_episode: an episode_id is a non-empty str, got {episode_id!r}")
         if self._reader is None:
             self._reader = yield from self._action_reader(timeout_s)
-        self._starts += 1
         values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
         if episode_id is not None:
             values["episode_id"] = episode_id
-        key = f"{self._nonce}-start-{self._starts}"
+        key = f"{self._nonce}-start-{next(self._numbers)}"
         answer = yield from self._exchange.call("POST", "/v1/episodes", values, key, timeout_s)
         started = str(answer["episode_id"])
         self._episodes.open[started] = ClientEpisode(started)

@@ -74,17 +74,17 @@ class Rig:
         with self._more:
             assert self._more.wait_for(lambda: self.error, LIMIT_S)
 
-    def all_rows(self, count):
-        """Closes everything and returns the rows by episode, which are exactly ``count``."""
+    def finish(self, count):
+        """Closes everything and returns the batches, which are exactly ``count`` rows."""
         self.await_rows(count)
         self.__exit__()
         assert self._count() == count
         assert isinstance(self.error, RlsampleError)  # closed
-        return rows_of(self.batches)
+        return self.batches
 
     def episodes(self, count):
-        """As :meth:`all_rows`, without the ids: the episodes' rows, sorted."""
-        return sorted(self.all_rows(count).values())
+        """Closes everything and returns the rows of each episode, sorted; they are exactly ``count``."""
+        return sorted(rows_of(self.finish(count)).values())
 
 
 def quick(**options):
