@@ -1,5 +1,7 @@
 """The live page and the demo, in a headless Chromium against a real server."""
 
+import contextlib
+import http.client
 import json
 import re
 import time
@@ -65,6 +67,27 @@ def test_files_need_nothing_from_elsewhere_and_no_inline_code(path):
     pages = {"demo", "./", "docs", "metrics", "v1/stats"}
     assert {name for name in linked if name not in pages} <= {known[1:] for known in PAGE_PATHS}
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=\"", text)
+
+
+def test_a_server_with_a_token_answers_the_pages_without_it_and_only_them():
+    with CartPoleServer(token="a-secret") as served:
+        for path in PAGE_PATHS:
+            status, headers, body = get(served, path)
+            assert (status, body) == (200, page_file(path).body)
+            assert {(name.decode(), value.decode()) for name, value in page_file(path).headers} <= headers
+        assert get(served, "/v1/stats")[0] == 401
+        for path in ("/static/../page_files.py", "/static/%2e%2e/wire.py", "/static/live.js%00", "/demo/x"):
+            assert get(served, path)[0] in (401, 404)
+            assert get(served, path, "a-secret")[0] == 404
+
+
+def get(served, path, token=None):
+    """Status, headers and body of a GET whose path goes out as it is written."""
+    connection = http.client.HTTPConnection(*served.server.address, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers={"authorization": f"Bearer {token}"} if token else {})
+        response = connection.getresponse()
+        return response.status, {(k.lower(), v) for k, v in response.getheaders()}, response.read()
 
 
 # ---------------------------------------------------------------------- physics
