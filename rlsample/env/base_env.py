@@ -18,12 +18,15 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
 
 from rlsample.tree import Tree
+
+if TYPE_CHECKING:
+    from rlsample.env.serving.served_episode import LoggedActions
 
 __all__ = ["BaseEnv", "EnvContext", "StepBatch", "slot_seed"]
 
@@ -44,7 +47,9 @@ class StepBatch(NamedTuple):
         infos: row (not slot) -> info dict, only for rows whose env returned a non-empty one.
         failures: slot -> exception. A failed slot has no row in this batch.
         agent_ids: int64[K] in multi-agent envs, else None.
-        off_policy_actions: tree [K, ...] where a served env acted by itself, else None.
+        off_policy_actions: where a served env acted by itself, a
+            :class:`~rlsample.env.serving.served_episode.LoggedActions` (``mask``, ``actions``, ``logp``): which rows
+            brought their action, and what it was. Else None.
 
     The env never writes to these arrays again. Those that hold nothing (no row ended, say) may be shared and read-only.
     """
@@ -58,7 +63,7 @@ class StepBatch(NamedTuple):
     infos: Mapping[int, dict[str, Any]] = _NONE
     failures: Mapping[int, BaseException] = _NONE
     agent_ids: np.ndarray | None = None
-    off_policy_actions: Tree = None
+    off_policy_actions: LoggedActions | None = None
 
 
 @dataclass(frozen=True)

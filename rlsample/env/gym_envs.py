@@ -17,6 +17,7 @@ from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_wrappers import bad_result, peel
 from rlsample.env.quick_contains import quicken
 from rlsample.env.saved_state import pickled
+from rlsample.env.slot_failures import not_finite, raised
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows
 from rlsample.env.step_batches import merge, without_slots
@@ -205,7 +206,7 @@ class GymEnvs(BaseEnv):
                         break
             except Exception as e:
                 slot = slots[len(results)]
-                failures[slot] = self._failure(slot, e, "step", self._steps_taken(slot) + 1)
+                failures[slot] = raised(slot, e, "step", self._steps_taken(slot) + 1)
                 append(_BLANK)
             if self._closed:
                 raise EnvClosedError("the env was closed while poll was stepping it")
@@ -237,8 +238,9 @@ class GymEnvs(BaseEnv):
         self, slots: Any, results: list[Any], failures: dict[int, EnvFailedError]
     ) -> tuple[Tree, np.ndarray, Any, Any, Any]:
         """As :meth:`_columns`, with every result checked by itself and the faulty ones in ``failures``."""
-        obs, rewards = self._new_obs(len(results)), np.zeros(len(results), np.float32)
-        terminated, truncated, infos = [False] * len(results), [False] * len(results), [None] * len(results)
+        count = len(results)
+        obs, rewards = empty_columns(self.observation_space, (count,)), np.zeros(count, np.float32)
+        terminated, truncated, infos = [False] * count, [False] * count, [None] * count
         allow = self._settings.allow_nonfinite
         for row, (slot, result) in enumerate(zip(slots, results, strict=True)):
             if slot in failures:
@@ -252,7 +254,7 @@ class GymEnvs(BaseEnv):
                 rewards[row] = coerce_reward(reward, slot, self._steps_taken(slot), allow)
                 terminated[row], truncated[row] = bool(term), bool(trunc)
             except Exception as e:
-                failures[slot] = self._failure(slot, e, "step", self._steps_taken(slot))
+                failures[slot] = raised(slot, e, "step", self._steps_taken(slot))
         if not allow:
             self._find_nonfinite(slots, obs, failures)
         return obs, rewards, terminated, truncated, infos
@@ -269,14 +271,11 @@ class GymEnvs(BaseEnv):
         """The round before which no slot can reach its time limit; resets only make it later."""
         self._next_limit = int((self._started_at + self._limits).min())
 
-    def _new_obs(self, count: int) -> Tree:
-        return empty_columns(self.observation_space, (count,))
-
     def _find_nonfinite(self, slots: Any, obs: Tree, failures: dict[int, EnvFailedError]) -> None:
         for row, path, value in nonfinite_rows(obs):
             slot = int(slots[row])
             if slot not in failures:
-                failures[slot] = self._not_finite(slot, path, value)
+                failures[slot] = not_finite(slot, self._steps_taken(slot), path, value)
 
     def _steps_taken(self, slot: int) -> int:
         return self._rounds - int(self._started_at[slot])
@@ -312,7 +311,7 @@ class GymEnvs(BaseEnv):
 
     def _reset(self, ids: np.ndarray) -> StepBatch:
         count = len(ids)
-        obs = self._new_obs(count)
+        obs = empty_columns(self.observation_space, (count,))
         infos: dict[int, dict[str, Any]] = {}
         failures: dict[int, EnvFailedError] = {}
         for row, slot in enumerate(ids.tolist()):
@@ -327,7 +326,7 @@ class GymEnvs(BaseEnv):
                 if info:
                     infos[row] = info
             except Exception as e:
-                failures[slot] = self._failure(slot, e, "reset")
+                failures[slot] = raised(slot, e, "reset")
         self._states.code[ids] = WAITING
         self._started_at[ids] = self._rounds
         if not self._settings.allow_nonfinite:
@@ -350,26 +349,7 @@ class GymEnvs(BaseEnv):
         except EnvFailedError:
             raise
         except Exception as e:
-            raise self._failure(slot, e, "__init__") from e
-
-    def _failure(self, slot: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
-        if isinstance(error, EnvFailedError):
-            return error
-        at = f"slot {slot}" if step is None else f"slot {slot}, episode step {step}"
-        text = f"{at}: {where} raised {type(error).__name__}: {error}"
-        failure = EnvFailedError(text, slot=slot, episode_step=step)
-        failure.__cause__ = error
-        return failure
-
-    def _not_finite(self, slot: int, path: str, value: float) -> EnvFailedError:
-        step = self._steps_taken(slot) or None  # 0: the reset's observation
-        where = f" at {path}" if path else ""
-        at = f"slot {slot}: reset's" if step is None else f"slot {slot}, episode step {step}:"
-        return EnvFailedError(
-            f"{at} observation{where} holds {value}; mend the env, or set allow_nonfinite=True",
-            slot=slot,
-            episode_step=step,
-        )
+            raise raised(slot, e, "__init__") from e
 
     # ------------------------------------------------------------------ the rest
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rlsample.sample_batch import ENV_ID, EPS_ID, FRAGMENT_ID, OBS, NextObs, SampleBatch, T
-from rlsample.tree import Tree, assign, concat, gather, map_tree
+from rlsample.tree import Tree, concat, gather, map_tree
 
 __all__ = ["FragmentBuffer", "Rows"]
 
@@ -52,10 +52,6 @@ class FragmentBuffer:
         if self._together is not None:
             return lanes * self.length + self._together
         return self._next[lanes]
-
-    def write(self, name: str, rows: Rows, values: Tree) -> None:
-        """``column[rows] = values``."""
-        assign(self.columns[name], rows, values)
 
     def obs_at(self, rows: np.ndarray) -> Tree:
         """Copies of the observations written to these flat rows."""

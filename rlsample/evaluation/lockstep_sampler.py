@@ -11,21 +11,31 @@ from typing import Any
 
 import numpy as np
 
-from rlsample.env.base_env import StepBatch
+from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.env.lockstep import LockstepEnv
+from rlsample.evaluation.callbacks import Callbacks
 from rlsample.evaluation.episode_tracker import EpisodeTracker
 from rlsample.evaluation.lockstep_block import BlockBooks, LockstepBlock
 from rlsample.evaluation.sampler import TRUE, Sampler
+from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.policy.policy import Policy
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import Tree, assign, gather, map_tree
 
 __all__ = ["LockstepSampler", "make_sampler"]
 
 
-def make_sampler(env: Any, policy: Any, settings: Any, worker_index: int = 0, callbacks: Any = None) -> Sampler:
+def make_sampler(
+    env: BaseEnv,
+    policy: Policy,
+    settings: SamplerSettings,
+    worker_index: int = 0,
+    callbacks: Callbacks | None = None,
+) -> Sampler:
     """The sampler that suits the env; arguments as for :class:`Sampler`."""
-    together = isinstance(env, LockstepEnv) and settings.batch_mode == "truncate_episodes"
-    return (LockstepSampler if together else Sampler)(env, policy, settings, worker_index, callbacks)
+    if isinstance(env, LockstepEnv) and settings.batch_mode == "truncate_episodes":
+        return LockstepSampler(env, policy, settings, worker_index, callbacks)
+    return Sampler(env, policy, settings, worker_index, callbacks)
 
 
 class _BlockTracker(EpisodeTracker):
@@ -56,8 +66,16 @@ class LockstepSampler(Sampler):
     env: LockstepEnv
     episodes: _BlockTracker
     _buffer: LockstepBlock
+    _reset_by_stepping = False  # as far as the last block has shown
 
-    def __init__(self, env: Any, policy: Any, settings: Any, worker_index: int = 0, callbacks: Any = None) -> None:
+    def __init__(
+        self,
+        env: LockstepEnv,
+        policy: Policy,
+        settings: SamplerSettings,
+        worker_index: int = 0,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         super().__init__(env, policy, settings, worker_index, callbacks)
         self._elsewhere_s = 0.0  # of this call of sample: in the policy and in the env
         self.episodes = _BlockTracker(self._slots, worker_index, callbacks)
@@ -68,7 +86,7 @@ class LockstepSampler(Sampler):
     def _new_buffer(self) -> LockstepBlock:
         length = self.settings.rollout_fragment_length
         # Whether slots are reset by stepping shows with the first holes: that block grows.
-        spare = length // 8 + 1 if getattr(self, "_reset_by_stepping", False) else 0
+        spare = length // 8 + 1 if self._reset_by_stepping else 0
         return LockstepBlock(self._allocate, self._slots, length, spare, self.episodes.get_state())
 
     def _sample_block(self) -> SampleBatch:
@@ -117,7 +135,7 @@ class LockstepSampler(Sampler):
         if batch.failures:
             self._fail(batch.failures)
         self._buffer.add_finals_before(self._slots, obs)
-        self._begin(self._slots)
+        self._start_episodes(self._slots)
         self._waiting = self._slots, self._filtered(batch.obs)
 
     def _receive(self, batch: StepBatch) -> tuple[np.ndarray, Tree]:
@@ -165,17 +183,15 @@ class LockstepSampler(Sampler):
             obs = map_tree(np.copy, obs)  # callbacks may have kept a row of it
         self._buffer.add_finals_before(ended, gather(obs, ended))
         assign(obs, ended, self._filtered(batch.obs))
-        self._begin(ended)
+        self._start_episodes(ended)
         return self._slots, obs
 
     # ------------------------------------------------------------------ episodes
 
-    def _begin(self, slots: np.ndarray) -> None:
+    def _start_episodes(self, slots: np.ndarray) -> None:
         self._buffer.begin(slots)
         if self._at_once:
             self.episodes.start(slots)
-
-    _start_episodes = _begin
 
     def _fail(self, failures: Any) -> None:
         """Records what had finished, and gives up: a vector env that failed gives no more rows.

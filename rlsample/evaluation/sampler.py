@@ -9,17 +9,16 @@ chosen by the newest weights. Each observation the env delivers passes the filte
 from __future__ import annotations
 
 import collections
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
-from rlsample.env.spaces import clip_to_space, empty_columns, unsquash
+from rlsample.env.spaces import empty_columns
 from rlsample.evaluation.callbacks import Callbacks
+from rlsample.evaluation.clipping import action_mapping, reward_clipping
 from rlsample.evaluation.episode_tracker import EpisodeTracker
 from rlsample.evaluation.filters import make_filter
 from rlsample.evaluation.fragment_buffer import FragmentBuffer, Rows
@@ -76,8 +75,8 @@ class Sampler:
         self._pieces: collections.deque[SampleBatch] = collections.deque()
         self._buffer = self._new_buffer()
         self._filters = settings.observation_filter != "NoFilter"
-        self._action_mapping = _action_mapping(env, settings)
-        self._clip = _reward_clipping(settings.clip_rewards)
+        self._action_mapping = action_mapping(env.action_space, settings)
+        self._clip = reward_clipping(settings.clip_rewards)
         self._plain = isinstance(self._buffer.columns[OBS], np.ndarray) and isinstance(
             self._buffer.columns[ACTIONS], np.ndarray
         )
@@ -93,7 +92,8 @@ class Sampler:
             only reset by stepping). ``complete_episodes``: whole episodes, at least that many rows in total.
 
         Raises:
-            EnvFailedError: a sub-env failed and may not be restarted. Rows collected before are kept for the next call.
+            EnvFailedError: a sub-env failed and may not be restarted. Rows collected before are kept for the next call,
+                but for a vector env: when that fails, all its slots do, and there is no next call to keep them for.
         """
         return self._sample_block() if self._in_blocks else self._sample_pieces()
 
@@ -383,30 +383,3 @@ class Sampler:
         first = self._next_fragment_id
         self._next_fragment_id += count
         return first
-
-
-def _action_mapping(env: BaseEnv, settings: SamplerSettings) -> Callable[[Tree], Tree] | None:
-    """From the policy's actions to the env's, or None where they are the same."""
-    if settings.normalize_actions:
-        mapping: Callable[[Tree], Tree] = functools.partial(unsquash, env.action_space)
-    elif settings.clip_actions:
-        mapping = functools.partial(clip_to_space, env.action_space)
-    else:
-        return None
-    return mapping if _has_box(env.action_space) else None
-
-
-def _has_box(space: gymnasium.Space[Any]) -> bool:
-    if isinstance(space, gymnasium.spaces.Dict):
-        return any(_has_box(s) for s in space.spaces.values())
-    if isinstance(space, gymnasium.spaces.Tuple):
-        return any(_has_box(s) for s in space.spaces)
-    return isinstance(space, gymnasium.spaces.Box)
-
-
-def _reward_clipping(clip: bool | float) -> Callable[[np.ndarray], np.ndarray] | None:
-    if clip is False:
-        return None
-    if clip is True:
-        return np.sign
-    return lambda rewards: np.clip(rewards, -clip, clip)

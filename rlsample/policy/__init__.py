@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlsample.policy.random_policy import RandomPolicy
     from rlsample.policy.torch_policy import TorchPolicy
     from rlsample.policy.torch_settings import TorchSettings
-    from rlsample.policy.vtrace import VTrace, compute_vtrace
+    from rlsample.policy.vtrace import VTrace, VTraceClips, compute_vtrace
 
 __all__ = [
     "A2CPolicy",
@@ -39,6 +39,7 @@ __all__ = [
     "TorchPolicy",
     "TorchSettings",
     "VTrace",
+    "VTraceClips",
     "compute_gae",
     "compute_vtrace",
     "discounted_returns",
@@ -64,6 +65,7 @@ _MODULES = {
     "TorchPolicy": "torch_policy",
     "TorchSettings": "torch_settings",
     "VTrace": "vtrace",
+    "VTraceClips": "vtrace",
     "compute_gae": "gae",
     "compute_vtrace": "vtrace",
     "discounted_returns": "gae",

@@ -13,7 +13,24 @@ import numpy as np
 
 from rlsample.errors import ConfigError
 
-__all__ = ["VTrace", "compute_vtrace"]
+__all__ = ["VTrace", "VTraceClips", "compute_vtrace"]
+
+
+class VTraceClips(NamedTuple):
+    """Where the ratios rho = pi / mu are clipped: thresholds of at least 0; infinity: not at all.
+
+    Attributes:
+        rho: in the targets' corrections, which decides for what policy V is learnt.
+        c: in the traces, which decides how fast.
+        pg_rho: in the policy gradient.
+    """
+
+    rho: float = 1.0
+    c: float = 1.0
+    pg_rho: float = 1.0
+
+
+_CLIPS = VTraceClips()
 
 
 class VTrace(NamedTuple):
@@ -23,7 +40,7 @@ class VTrace(NamedTuple):
         value_targets: ``vs`` of the paper, what V is trained towards.
         advantages: ``rewards + gamma * vs_next - values``, without the importance weight: PPO's clipped ratio brings
             its own.
-        pg_advantages: advantages times ``min(pg_rho_clip, rho)``, for a plain policy gradient.
+        pg_advantages: advantages times ``min(clips.pg_rho, rho)``, for a plain policy gradient.
         rhos: the ratios pi / mu, not clipped.
     """
 
@@ -42,15 +59,13 @@ def compute_vtrace(
     terminated: Any,
     segment_end: Any,
     gamma: float,
-    rho_clip: float = 1.0,
-    c_clip: float = 1.0,
-    pg_rho_clip: float = 1.0,
+    clips: VTraceClips = _CLIPS,
 ) -> VTrace:
     """V-trace (Espeholt et al. 2018, arXiv:1802.01561, equation 1 and section 4.2).
 
         rho[i] = exp(log_rhos[i])
-        delta[i] = min(rho_clip, rho[i]) * (rewards[i] + gamma * next_values[i] * (not terminated[i]) - values[i])
-        x[i] = delta[i] + gamma * min(c_clip, rho[i]) * x[i + 1]      (the second term only inside a segment)
+        delta[i] = min(clips.rho, rho[i]) * (rewards[i] + gamma * next_values[i] * (not terminated[i]) - values[i])
+        x[i] = delta[i] + gamma * min(clips.c, rho[i]) * x[i + 1]      (the second term only inside a segment)
         vs[i] = values[i] + x[i]
         advantages[i] = rewards[i] + gamma * vs_next[i] * (not terminated[i]) - values[i]
 
@@ -66,7 +81,7 @@ def compute_vtrace(
         segment_end: bool, the row is the last of its episode or fragment (a truncation, a cut). A terminated row and
             the last row of the arrays (of each column, for [T, B]) are ends without being marked.
         gamma: discount in [0, 1].
-        rho_clip, c_clip, pg_rho_clip: thresholds, at least 0; infinity: no clipping.
+        clips: thresholds of the ratios.
 
     All are numpy arrays, or all are torch tensors on one device (without gradients). Arrays are summed in float64 and
     returned as float32, tensors in their own dtype.
@@ -81,30 +96,37 @@ def compute_vtrace(
         "terminated": terminated,
         "segment_end": segment_end,
     }
-    _check(rewards, named, gamma, {"rho_clip": rho_clip, "c_clip": c_clip, "pg_rho_clip": pg_rho_clip})
+    _check(rewards, named, gamma, clips)
     xp = _library(rewards)
     if xp is np:
         log_rhos, rewards, values, next_values = (
             np.asarray(x, np.float64) for x in (log_rhos, rewards, values, next_values)
         )
-    factors = (gamma, rho_clip, c_clip, pg_rho_clip)
-    result = _trace(xp, xp.exp(log_rhos), rewards, values, next_values, terminated, terminated | segment_end, factors)
+    end = terminated | segment_end
+    result = _trace(xp, xp.exp(log_rhos), rewards, values, next_values, terminated, end, gamma, clips)
     return VTrace(*(x.astype(np.float32) for x in result)) if xp is np else result
 
 
 def _trace(
-    xp: Any, rhos: Any, rewards: Any, values: Any, next_values: Any, terminated: Any, end: Any, factors: Any
+    xp: Any,
+    rhos: Any,
+    rewards: Any,
+    values: Any,
+    next_values: Any,
+    terminated: Any,
+    end: Any,
+    gamma: float,
+    clips: VTraceClips,
 ) -> VTrace:
-    gamma, rho_clip, c_clip, pg_rho_clip = factors
     zero = xp.zeros_like(values)
     next_values = xp.where(terminated, zero, next_values)
-    correction = rhos.clip(max=rho_clip) * (rewards + gamma * next_values - values)
-    carry = xp.where(end, zero, gamma * rhos.clip(max=c_clip))
+    correction = rhos.clip(max=clips.rho) * (rewards + gamma * next_values - values)
+    carry = xp.where(end, zero, gamma * rhos.clip(max=clips.c))
     targets = values + _accumulated(correction, carry)
     next_targets = next_values.copy() if xp is np else next_values.clone()
     next_targets[:-1] = xp.where(end[:-1], next_values[:-1], targets[1:])
     advantages = rewards + gamma * next_targets - values
-    return VTrace(targets, advantages, rhos.clip(max=pg_rho_clip) * advantages, rhos)
+    return VTrace(targets, advantages, rhos.clip(max=clips.pg_rho) * advantages, rhos)
 
 
 def _accumulated(x: Any, carry: Any) -> Any:
@@ -130,7 +152,7 @@ def _library(array: Any) -> Any:
     return torch
 
 
-def _check(rewards: Any, named: dict[str, Any], gamma: float, thresholds: dict[str, float]) -> None:
+def _check(rewards: Any, named: dict[str, Any], gamma: float, clips: VTraceClips) -> None:
     shape = tuple(rewards.shape)
     if len(shape) not in (1, 2):
         raise ConfigError(f"rewards have shape {shape}; expected flat rows [N] or time-major [T, B]")
@@ -141,6 +163,6 @@ def _check(rewards: Any, named: dict[str, Any], gamma: float, thresholds: dict[s
             raise ConfigError(f"{name} has dtype {array.dtype}; expected bool")
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma is {gamma}; expected a number in [0, 1]")
-    for name, threshold in thresholds.items():
+    for name, threshold in clips._asdict().items():
         if not threshold >= 0.0:
-            raise ConfigError(f"{name} is {threshold}; expected 0 or more")
+            raise ConfigError(f"clips.{name} is {threshold}; expected 0 or more")

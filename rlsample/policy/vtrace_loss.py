@@ -18,7 +18,7 @@ from rlsample.policy.advantages import _follows
 from rlsample.policy.device_support import forward_loaded
 from rlsample.policy.loaded_rows import LoadedRows
 from rlsample.policy.losses import explained_variance, mean, value_loss
-from rlsample.policy.vtrace import VTrace, compute_vtrace
+from rlsample.policy.vtrace import VTrace, VTraceClips, compute_vtrace
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import num_rows
 
@@ -61,7 +61,7 @@ def vtrace_backward(
         terminated=batch["terminated"],
         segment_end=end,
         gamma=s.gamma,
-        **_thresholds(s),
+        clips=_clips(s),
     )
     term = policy_term(score.logp, behaviour, trace)
     mse, d_values = value_loss(values, trace.value_targets)
@@ -118,7 +118,7 @@ def vtrace_loaded_loss(
         terminated=rows["terminated"],
         segment_end=rows.next_index != torch.arange(1, n + 1, device=values.device),
         gamma=s.gamma,
-        **_thresholds(s),
+        clips=_clips(s),
     )
     policy_loss, stats = policy_term(logp, behaviour, trace)
     error = values - trace.value_targets
@@ -138,5 +138,5 @@ def vtrace_loaded_loss(
     }
 
 
-def _thresholds(settings: Any) -> dict[str, float]:
-    return {"rho_clip": settings.rho_clip, "c_clip": settings.c_clip, "pg_rho_clip": settings.pg_rho_clip}
+def _clips(settings: Any) -> VTraceClips:
+    return VTraceClips(settings.rho_clip, settings.c_clip, settings.pg_rho_clip)

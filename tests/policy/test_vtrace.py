@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rlsample.errors import ConfigError
 from rlsample.policy.gae import compute_gae
-from rlsample.policy.vtrace import compute_vtrace
+from rlsample.policy.vtrace import VTraceClips, compute_vtrace
 
 INF = float("inf")
 
@@ -59,14 +59,14 @@ segments_of = st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["terminated
 def test_flat_rows_against_the_literal_formula(lengths, seed, gamma, c_clip):
     rng = np.random.default_rng(seed)
     parts = [segment(rng, n, end) for n, end in lengths]
-    thresholds = {"rho_clip": 1.2, "c_clip": c_clip, "pg_rho_clip": 0.7}
-    got = compute_vtrace(**joined(parts), gamma=gamma, **thresholds)
+    thresholds = VTraceClips(rho=1.2, c=c_clip, pg_rho=0.7)
+    got = compute_vtrace(**joined(parts), gamma=gamma, clips=thresholds)
     expected = [
         literal(
             np.exp(p["log_rhos"]),
             *(p[k] for k in ("rewards", "values", "next_values", "terminated")),
             gamma,
-            *thresholds.values(),
+            *thresholds,
         )
         for p in parts
     ]
@@ -114,8 +114,10 @@ def test_tensors_give_what_arrays_give():
         [segment(np.random.default_rng(3), n, end) for n, end in ((5, "cut"), (1, "terminated"), (6, "cut"))]
     )
     before = {name: array.copy() for name, array in parts.items()}
-    arrays = compute_vtrace(**parts, gamma=0.99, c_clip=1.3)
-    tensors = compute_vtrace(**{name: torch.from_numpy(x) for name, x in parts.items()}, gamma=0.99, c_clip=1.3)
+    arrays = compute_vtrace(**parts, gamma=0.99, clips=VTraceClips(c=1.3))
+    tensors = compute_vtrace(
+        **{name: torch.from_numpy(x) for name, x in parts.items()}, gamma=0.99, clips=VTraceClips(c=1.3)
+    )
     for array, tensor in zip(arrays, tensors, strict=True):
         assert tensor.dtype == torch.float32
         np.testing.assert_allclose(tensor.numpy(), array, rtol=1e-5, atol=1e-6)
@@ -130,7 +132,7 @@ def test_tensors_give_what_arrays_give():
         ({"rewards": np.zeros((2, 2, 2))}, "rewards have shape"),
         ({"terminated": np.zeros(2)}, "terminated has dtype float64"),
         ({"gamma": 1.1}, "gamma is 1.1"),
-        ({"c_clip": float("nan")}, "c_clip is nan"),
+        ({"clips": VTraceClips(c=float("nan"))}, "clips.c is nan"),
     ],
 )
 def test_wrong_arguments_are_named(change, message):

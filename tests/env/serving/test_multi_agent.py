@@ -1,5 +1,6 @@
 """Episodes that several agents play in: who is asked, every agent's rows, ends, joins and wrong calls (case 11)."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -631,7 +632,7 @@ def test_one_policy_learns_from_all_agents(serve):
         rng = np.random.default_rng(0)
         while not env.over:
             env.start_episode()
-            for k in range(10):
+            for _ in range(10):
                 wanted = {agent: int(rng.integers(3)) for agent in "ab"}
                 seen = {agent: np.array([w - 1, w == 1], np.float32) for agent, w in wanted.items()}
                 got = env.get_action(seen)
@@ -639,10 +640,8 @@ def test_one_policy_learns_from_all_agents(serve):
             env.end_episode(seen)
 
     def swallow(env):
-        try:
+        with contextlib.suppress(ServingError):  # closed
             play(env)
-        except ServingError:  # closed
-            pass
 
     settings = PPOSettings(learning_rate=0.03, gamma=0.0)
     ev = serve(
