@@ -12,15 +12,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from rlsample.engine.nursery import NurseryLink, python_command, serve
 from rlsample.engine.pump import Pump
 from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.nursery import NurseryLink, nursery_command, serve
 
 __all__ = ["Launcher", "check_start_method", "check_start_method_name"]
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _PATIENCE_S = 1.0
 _METHODS = ("forkserver", "spawn", "fork")
+_WORKER = "rlsample.engine.process_worker"
 
 
 def check_start_method_name(start_method: str) -> None:
@@ -94,7 +95,7 @@ class Launcher:
                         self._start_nursery()
                     assert self._link is not None
                     try:
-                        self._link.send(("start", key, factory), sock.fileno())
+                        self._link.send(("start", key, factory, {}), [sock.fileno()])
                     except OSError as e:
                         lost |= self._drop_nursery()
                         if attempt == 2:
@@ -113,9 +114,8 @@ class Launcher:
                 self._nursery = _ForkedProcess(mine, its)
             else:
                 variables = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))}
-                forks = int(self._method == "forkserver")
                 self._nursery = subprocess.Popen(
-                    python_command("rlsample.engine.nursery.fresh_main", its.fileno(), forks, os.getpid()),
+                    nursery_command(its.fileno(), self._method == "forkserver", _WORKER),
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(its.fileno(),),
@@ -135,7 +135,7 @@ class Launcher:
                 lost = self._drop_nursery() if self._link is link else set()
             self._tell(lost)
             return
-        for kind, key, number in messages:
+        for (kind, key, number), _ in messages:
             if kind == "started":
                 self._on_started(key, number)
             else:
@@ -146,7 +146,7 @@ class Launcher:
         """Ends the nursery, and thereby its workers, whose keys are returned: to be told when the lock is free."""
         if self._link is not None:
             self._pump.unregister(self._link.sock.fileno())
-            self._link.sock.close()
+            self._link.close()
             self._link = None
         if self._nursery is not None:
             _end(self._nursery)
@@ -194,7 +194,7 @@ class _ForkedProcess:
                 for number in (signal.SIGTERM, signal.SIGCHLD):
                     signal.signal(number, signal.SIG_DFL)
                 _limit_torch()
-                serve(its, True, parent)
+                serve(its, True, parent, _WORKER)
             finally:
                 os._exit(1)
 

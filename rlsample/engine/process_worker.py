@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import hashlib
 import os
 import pickle
 import select
@@ -16,7 +17,27 @@ from rlsample.engine.channel import BUILD, BUILT, CALL, CLOSE, CLOSED, ERROR, PO
 from rlsample.engine.failures import pack_exception
 from rlsample.engine.shared_blocks import BlockPool
 
-__all__ = ["run_worker"]
+__all__ = ["Preparation", "run_worker", "worker_main"]
+
+
+class Preparation:
+    """What the nursery does before it forks a worker: unpickles its factory, once, for the modules that loads."""
+
+    def __init__(self) -> None:
+        self._loaded: set[bytes] = set()
+
+    def __call__(self, factory: bytes, plan: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Nothing is added to the plan."""
+        digest = hashlib.sha256(factory).digest()
+        if digest not in self._loaded:
+            self._loaded.add(digest)
+            pickle.loads(factory)
+        return {}
+
+
+def worker_main(plan: dict[str, Any], fds: list[int]) -> None:
+    """:func:`run_worker` on the one descriptor."""
+    run_worker(socket.socket(fileno=fds[0]))
 
 
 def run_worker(sock: socket.socket) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -12,17 +14,17 @@ import time
 import warnings
 from typing import Any, Protocol
 
-from rlsample.env.pool.messages import Channel
-from rlsample.env.pool.nursery import die_with_parent, python_command
 from rlsample.errors import ConfigError, EnvError
+from rlsample.nursery import NurseryLink, die_with_parent, nursery_command
 
 __all__ = ["ForkLauncher", "Launcher", "NurseryLauncher", "make_launcher", "refuse_unsafe_fork"]
 
+_WORKER = "rlsample.env.pool.pool_worker"
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 class Launcher(Protocol):
-    """Starts processes that run :func:`~rlsample.env.pool.pool_worker.run_worker`."""
+    """Starts processes that run :func:`~rlsample.env.pool.pool_worker.worker_main`."""
 
     def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
         """Starts one process per plan, which gets copies of its descriptors; returns the process ids."""
@@ -70,9 +72,11 @@ class NurseryLauncher:
     def __init__(self, forks: bool, threads_per_worker: int) -> None:
         self._forks, self._threads = forks, threads_per_worker
         self._process: subprocess.Popen[bytes] | None = None
-        self._channel: Channel | None = None
-        self._ended: dict[int, int] = {}
-        self._running: set[int] = set()
+        self._link: NurseryLink | None = None
+        self._keys = itertools.count()
+        self._running: dict[int, int] = {}  # key -> process id
+        self._started: dict[int, int] = {}  # the same, of those that are being launched
+        self._ended: dict[int, int] = {}  # process id -> exit code
 
     def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
         for attempt in (1, 2):
@@ -90,10 +94,9 @@ class NurseryLauncher:
     def _start(self) -> None:
         mine, its = socket.socketpair()
         variables = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))}
-        argument = {"fd": its.fileno(), "forks": self._forks, "parent": os.getpid()}
         try:
             self._process = subprocess.Popen(
-                python_command("rlsample.env.pool.nursery.main", argument),
+                nursery_command(its.fileno(), self._forks, _WORKER),
                 env=variables, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True,
             )  # fmt: skip
         except BaseException:
@@ -101,55 +104,53 @@ class NurseryLauncher:
             raise
         finally:
             its.close()
-        self._channel = Channel(mine)
+        self._link = NurseryLink(mine)
 
     def _launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
-        assert self._channel is not None
-        for plan, mine in zip(plans, fds, strict=True):
-            socket.send_fds(self._channel.sock, [b"L"], mine)
-            self._channel.send(("launch", plan))
-        pids: list[int] = []
-        while len(pids) < len(plans):
-            message = self._channel.receive()
-            if message[0] == "started":
-                pids.append(message[1])
-                self._running.add(message[1])
-            else:
-                self._note_end(message)
-        return pids
+        assert self._link is not None
+        keys = [next(self._keys) for _ in plans]
+        self._started = {}
+        for key, plan, mine in zip(keys, plans, fds, strict=True):
+            self._link.send(("start", key, b"", plan), mine)
+        while len(self._started) < len(keys):
+            self._listen(self._link)
+        return [self._started[key] for key in keys]
 
-    def _note_end(self, message: Any) -> None:
-        self._ended[message[1]] = message[2]
-        self._running.discard(message[1])
+    def _listen(self, link: NurseryLink) -> None:
+        for (kind, key, number), _ in link.feed():
+            if kind == "started":
+                self._started[key] = self._running[key] = number
+                self._ended.pop(number, None)
+            else:
+                self._ended[self._running.pop(key)] = number
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         deadline = time.monotonic() + timeout_s
-        while pid not in self._ended and self._channel is not None and pid in self._running:
-            self._channel.sock.settimeout(max(1e-4, deadline - time.monotonic()))
+        while pid not in self._ended and self._link is not None and pid in self._running.values():
+            self._link.sock.settimeout(max(1e-4, deadline - time.monotonic()))
             try:
-                self._note_end(self._channel.receive())
+                self._listen(self._link)
             except TimeoutError:
                 break
             except (EOFError, OSError):
                 self._running.clear()  # the nursery is gone, and the kernel killed its workers
                 return None
             finally:
-                self._channel.sock.settimeout(None)
+                self._link.sock.settimeout(None)
         return self._ended.get(pid)
 
     def kill(self, pid: int) -> None:
-        if self._channel is None or pid not in self._running:
+        if self._link is None:
             return
-        try:
-            self._channel.sock.sendall(b"K")
-            self._channel.send(("kill", pid))
-        except OSError:
-            pass  # the nursery is gone, and with it its workers
+        for key, running in self._running.items():
+            if running == pid:
+                with contextlib.suppress(OSError):  # the nursery is gone, and with it its workers
+                    self._link.send(("kill", key))
 
     def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
         self._running.clear()
         self._end()
 
@@ -179,7 +180,7 @@ class ForkLauncher:
         ]
 
     def _fork(self, plan: dict[str, Any], fds: list[int], pipes_of_others: list[int]) -> int:
-        from rlsample.env.pool.pool_worker import run_worker
+        from rlsample.env.pool.pool_worker import worker_main
 
         parent = os.getpid()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -198,7 +199,7 @@ class ForkLauncher:
             die_with_parent(parent)
             for fd in pipes_of_others:  # or the pool would not notice that those workers ended
                 os.close(fd)
-            run_worker(plan, fds)
+            worker_main(plan, fds)
         finally:
             os._exit(1)
 

@@ -42,7 +42,7 @@ from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, fence, store_barri
 from rlsample.env.spaces import ActionCodec, nonfinite_rows
 from rlsample.errors import EnvFailedError, RlsampleError
 
-__all__ = ["LoopPlan", "read_plans", "run_worker", "warm_up"]
+__all__ = ["LoopPlan", "Preparation", "worker_main"]
 
 _PUBLISH_EVERY_S = 200e-6  # first come: how much work may be done before its rows are shown
 _GLOBAL_SEED = 1 << 33  # spawn-key address, out of the way of slots and policies
@@ -65,7 +65,7 @@ class LoopPlan:
     threads: int
 
 
-def run_worker(plan: dict[str, Any], fds: list[int]) -> NoReturn:
+def worker_main(plan: dict[str, Any], fds: list[int]) -> NoReturn:
     """Lives and ends as a worker of a pool.
 
     Args:
@@ -97,13 +97,29 @@ def run_worker(plan: dict[str, Any], fds: list[int]) -> NoReturn:
         os._exit(code)  # no interpreter shutdown: it might wait for threads of an env
 
 
-def warm_up() -> None:
+class Preparation:
+    """What the nursery does before it forks a worker: loads what the plans need, once, for every fork to find."""
+
+    def __init__(self) -> None:
+        self._plans: dict[str, Any] | None = None
+
+    def __call__(self, factory: bytes, plan: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """``envs`` and ``loop``; nothing where they cannot be loaded: a worker will find out for itself, and tell."""
+        if self._plans is None:
+            self._plans = {}
+            _warm_up()
+            envs, loop = _read_plans(fds[2], plan["config"])
+            self._plans = {"envs": envs, "loop": loop}
+        return self._plans
+
+
+def _warm_up() -> None:
     """Has numpy load what it only loads when it is needed."""
     ActionCodec(gymnasium.spaces.Discrete(2)).to_env(np.zeros(1, np.int64))
     nonfinite_rows(np.zeros(1, np.float32))
 
 
-def read_plans(fd: int, place: tuple[int, int]) -> tuple[EnvPlan, LoopPlan]:
+def _read_plans(fd: int, place: tuple[int, int]) -> tuple[EnvPlan, LoopPlan]:
     """The plans that the pool wrote; loads the modules they need."""
     return pickle.loads(MemoryFile(fd).read(*place))
 
@@ -134,7 +150,7 @@ class _Worker:
             if "envs" in plan:
                 envs, self.loop = plan["envs"], plan["loop"]
             else:
-                envs, self.loop = read_plans(self.papers.fd, plan["config"])
+                envs, self.loop = _read_plans(self.papers.fd, plan["config"])
         except Exception as e:
             self.refuse(_cannot_load(e, plan["slots"][0]))
         lines = ControlLines(self.memory, self.loop.num_workers)
