@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rlsample.env import AsyncVectorEnv, as_base_env
+from rlsample.env.pool.shared_block import NEED
 from rlsample.errors import ConfigError, EnvClosedError
 from rlsample.testing import CountEnv
 from rlsample.testing.faulty_env import Fault, faulty_factory
@@ -58,7 +59,7 @@ POOL_SCRIPT = """
     from rlsample.testing.faulty_env import Fault, faulty_factory
     def go():
         fault = {{0: Fault("hang", at=2)}} if {hang} else {{}}
-        env = as_base_env(faulty_factory(fault, n=10**9), 4, backend="process",
+        env = as_base_env(faulty_factory(fault, n=10**9, log="{log}"), 4, backend="process",
                           pool=dict(num_workers=2, start_method="{method}"))
         env.poll()
         print(*env.worker_pids, flush=True)
@@ -70,12 +71,13 @@ POOL_SCRIPT = """
 
 @pytest.mark.parametrize("hang", [False, True])
 @pytest.mark.parametrize("method", START_METHODS)
-def test_workers_end_within_two_seconds_of_a_killed_parent(method, hang):
-    body = POOL_SCRIPT.format(method=method, hang=hang, run="go()")
+def test_workers_end_within_two_seconds_of_a_killed_parent(method, hang, tmp_path):
+    log = tmp_path / "calls"
+    body = POOL_SCRIPT.format(method=method, hang=hang, run="go()", log=log)
     process, line = run_script(body)
     pids = [int(word) for word in line.split()]
     assert len(alive(pids)) == 2
-    time.sleep(0.1)
+    assert wait_for(lambda: log.read_text().count("step 0") >= 2, 20.0)  # it plays, or hangs in slot 0
     process.kill()
     process.wait()
     ended = wait_for(lambda: not alive(pids), 2.0)
@@ -106,7 +108,7 @@ def test_workers_live_on_when_the_thread_that_made_them_ends():
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_ctrl_c_makes_one_traceback_and_leaves_nothing(method):
+def test_ctrl_c_makes_one_traceback_and_leaves_nothing(method, tmp_path):
     run = """
     try:
         go()
@@ -114,7 +116,8 @@ def test_ctrl_c_makes_one_traceback_and_leaves_nothing(method):
         print("interrupted", flush=True); raise
     """
     # the pool is closed by its destructor: the script has no with statement
-    body = POOL_SCRIPT.format(method=method, hang=False, run=textwrap.dedent(run).replace("\n", "\n    "))
+    indented = textwrap.dedent(run).replace("\n", "\n    ")
+    body = POOL_SCRIPT.format(method=method, hang=False, run=indented, log=tmp_path / "calls")
     process, line = run_script(body, start_new_session=True)
     pids = [int(word) for word in line.split()]
     os.killpg(process.pid, signal.SIGINT)  # as the terminal does: to all of its processes
@@ -165,7 +168,7 @@ def test_close_from_another_thread_ends_a_poll_within_a_second(method):
 
     thread = threading.Thread(target=poll)
     thread.start()
-    time.sleep(0.1)
+    assert wait_for(lambda: env._team.common[NEED] > 0, 20.0)  # the poll sleeps
     closed = time.monotonic()
     closers = [threading.Thread(target=env.close) for _ in range(3)]
     for closer in closers:
