@@ -18,20 +18,31 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import gymnasium
 import numpy as np
 
 from rlsample.tree import Tree
 
-if TYPE_CHECKING:
-    from rlsample.env.serving.served_episode import LoggedActions
-
-__all__ = ["BaseEnv", "EnvContext", "StepBatch", "slot_seed"]
+__all__ = ["BaseEnv", "EnvContext", "LoggedActions", "StepBatch", "slot_seed"]
 
 E = TypeVar("E", bound="BaseEnv")
 _NONE: Mapping[int, Any] = {}
+
+
+class LoggedActions(NamedTuple):
+    """Of K rows of a served env, those that brought their own action.
+
+    Attributes:
+        mask: bool[K].
+        actions: tree [K, ...] in the dtypes of the action space; undefined where not in the mask.
+        logp: float32[K], the log-probability the client gave, NaN where it gave none; undefined as above.
+    """
+
+    mask: np.ndarray
+    actions: Tree
+    logp: np.ndarray
 
 
 class StepBatch(NamedTuple):
@@ -48,8 +59,8 @@ class StepBatch(NamedTuple):
         failures: slot -> exception. A failed slot has no row in this batch.
         agent_ids: int64[K] in multi-agent envs, else None.
         off_policy_actions: where a served env acted by itself, a
-            :class:`~rlsample.env.serving.served_episode.LoggedActions` (``mask``, ``actions``, ``logp``): which rows
-            brought their action, and what it was. Else None.
+            :class:`LoggedActions` (``mask``, ``actions``, ``logp``): which rows brought their action, and what it was.
+            Else None.
 
     The env never writes to these arrays again. Those that hold nothing (no row ended, say) may be shared and read-only.
     """

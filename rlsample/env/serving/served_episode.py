@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from rlsample.env.base_env import LoggedActions
 from rlsample.errors import EnvFailedError, ServingError
 from rlsample.tree import Tree
 
@@ -37,20 +36,6 @@ class EpisodeCutError(EnvFailedError):
 
     That last action is no row. The row before ends the episode, truncated, at the observation that was asked about.
     """
-
-
-class LoggedActions(NamedTuple):
-    """What ``StepBatch.off_policy_actions`` is for served envs: of K rows, those that brought their own action.
-
-    Attributes:
-        mask: bool[K].
-        actions: tree [K, ...] in the dtypes of the action space; undefined where not in the mask.
-        logp: float32[K], the log-probability the client gave, NaN where it gave none; undefined as above.
-    """
-
-    mask: np.ndarray
-    actions: Tree
-    logp: np.ndarray
 
 
 class QueuedRow(NamedTuple):
