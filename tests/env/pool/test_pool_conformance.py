@@ -101,6 +101,16 @@ def test_other_start_methods(start_method, ordered):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("start_method", ["fork", "forkserver", "spawn"])
+def test_25_slots_in_every_layout(start_method, workers, ordered):
+    pool = {"start_method": start_method, "num_workers": workers, "ordered": ordered}
+    reference = lambda s: CountEnv(3 + s % 3, ENDS[s % 3])  # noqa: E731
+    check(counting, 25, pool, rounds=8, rules=[1, 2, 3, 6, 8, 9], reference=reference)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.parametrize("ordered", [True, False])
 def test_every_rule_with_other_start_methods(start_method, ordered):

@@ -88,7 +88,7 @@ def test_one_group_is_stepped_while_the_other_is_acted_on(groups, under_way):
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-@pytest.mark.parametrize("kind", ["raise", "exit"])
+@pytest.mark.parametrize("kind", ["raise", "exit", "kill"])
 def test_case_21_a_failed_env_is_restarted_and_its_episode_is_a_cut(kind, ordered):
     make = faulty_factory({1: Fault(kind, at=3)}, n=5)
     options = {"rollout_fragment_length": 10, "max_restarts": 1, "restart_backoff_s": 0.0}
@@ -115,16 +115,27 @@ def test_case_21_a_failed_env_is_restarted_and_its_episode_is_a_cut(kind, ordere
     assert not column("truncated", 1)[:6].any()
 
 
-@pytest.mark.parametrize(("kind", "said"), [("exit", "exited with code 3"), ("raise", "broken on purpose")])
-def test_case_23_without_restarts_sample_raises(kind, said):
-    make = faulty_factory({2: Fault(kind, at=4)})
-    with evaluator(make, 3, {"num_workers": 3}, ScriptedPolicy, rollout_fragment_length=10) as ev:
+@pytest.mark.parametrize("max_restarts", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raise", "slot 2, episode step 4: step raised RuntimeError: broken on purpose"),
+        ("exit", "slot 2, episode step 4: worker 2 exited with code 3 in this env"),
+        ("kill", "slot 2, episode step 4: worker 2 was killed by SIGKILL in this env"),
+        ("hang", "slot 2, episode step 4: worker 2 took more than step_timeout_s=0.5 and was killed in this env"),
+    ],
+)
+def test_case_23_past_the_budget_sample_raises(kind, said, max_restarts):
+    make = faulty_factory({2: Fault(kind, at=4, incarnations=9)})
+    options = {"rollout_fragment_length": 10, "max_restarts": max_restarts, "restart_backoff_s": 0.0}
+    with evaluator(make, 3, {"num_workers": 3, "step_timeout_s": 0.5}, ScriptedPolicy, **options) as ev:
         started = time.monotonic()
-        with pytest.raises(EnvFailedError, match=rf"slot 2, episode step 4.*{said}") as caught:
+        with pytest.raises(EnvFailedError) as caught:
             ev.sample()
         assert time.monotonic() - started < 10
+    assert str(caught.value) == f"{said} (no restart left: max_restarts={max_restarts})"
     assert (caught.value.slot, caught.value.episode_step) == (2, 4)
-    assert caught.value.remote_traceback
+    assert ("in strike" if kind == "raise" else "worker 2") in caught.value.remote_traceback
 
 
 def test_a_whole_worker_that_dies_while_lanes_are_full_is_no_trouble():
