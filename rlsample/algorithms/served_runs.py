@@ -25,6 +25,7 @@ from rlsample.serving.space_codec import describe_space, space_of
 
 __all__ = [
     "ServedSpaces",
+    "is_served",
     "new_evaluator",
     "resume_served",
     "served_evaluator",

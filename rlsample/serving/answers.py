@@ -107,6 +107,6 @@ def error_answer(error: HttpError, wanted: str) -> Answer:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if error.code == "unauthorized":
         headers.append((b"www-authenticate", b"Bearer"))
-    if error.code in ("too_large", "closed"):
+    if error.code == "closed":
         headers.append((b"connection", b"close"))
     return Answer(error.status, wanted.encode(), body, tuple(headers))

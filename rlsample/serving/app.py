@@ -17,14 +17,14 @@ from rlsample.serving.http_errors import HttpError
 from rlsample.serving.request_gate import Headers, RequestGate
 from rlsample.serving.wire import JSON, WireError, encode
 
-__all__ = ["ServingApp"]
+__all__ = ["EPISODE_VERBS", "FLAT_CALLS", "ServingApp"]
 
 log = logging.getLogger(__name__)
 
 _MEDIA = {media_type: media_type.encode() for media_type in DECODERS}
 _EPISODES = "/v1/episodes/"
-_VERBS = ("action", "log_action", "returns", "end")
-_FLAT = {"/v1/episodes": "start", "/v1/actions": "actions", "/v1/act": "act", "/v1/fragments": "fragments"}
+EPISODE_VERBS = ("action", "log_action", "returns", "end")
+FLAT_CALLS = {"/v1/episodes": "start", "/v1/actions": "actions", "/v1/act": "act", "/v1/fragments": "fragments"}
 _KEPT_STARTS = 4096  # answers kept of calls on no open episode
 _NOTHING = {media_type: encode({}, media_type) for media_type in DECODERS}
 
@@ -61,10 +61,10 @@ class ServingApp:
             headers = Headers(scope["headers"])
             if path.startswith(_EPISODES):
                 episode_id, _, verb = path[len(_EPISODES) :].partition("/")
-                if verb not in _VERBS:
+                if verb not in EPISODE_VERBS:
                     raise _no_such(path)
             else:
-                episode_id, verb = "", _FLAT.get(path, "")
+                episode_id, verb = "", FLAT_CALLS.get(path, "")
             if verb or not self._is_public(path):
                 self.gate.require_token(headers)
             if not verb:

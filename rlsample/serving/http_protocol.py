@@ -12,25 +12,39 @@ try:
 except ImportError as e:
     raise MissingExtraError("rlsample.serving", "serve") from e
 
-__all__ = ["JoinedWrites", "ServingProtocol"]
+__all__ = ["MAX_HEAD_BYTES", "JoinedWrites", "ServingProtocol"]
 
+MAX_HEAD_BYTES = 65536
 _INFORMATION = b"HTTP/1.1 1"
 _HEAD = b"HTTP/1.1 "
 
 
 class ServingProtocol(HttpToolsProtocol):
-    """Knows since when a request has been on its way: uvicorn itself limits only the pauses between requests.
+    """Limits what uvicorn does not: how long a request may take to arrive, and how much it may be beside its body.
 
     Attributes:
         arriving_since: when the request that is arriving began; None between requests.
     """
 
     arriving_since: float | None = None
+    _beside_body = 0  # bytes of the request that is arriving: head, marks of chunks, trailers
 
     def connection_made(self, transport: Any) -> None:
         """A client has connected; its first request is on its way."""
         self.arriving_since = time.monotonic()
         super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        self._beside_body += len(data)
+        super().data_received(data)
+        if self._beside_body > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The head of a request has more than {MAX_HEAD_BYTES} bytes.")
+
+    def on_body(self, body: bytes) -> None:
+        """A part of a body."""
+        self._beside_body -= len(body)
+        super().on_body(body)
 
     def on_message_begin(self) -> None:
         """The first byte of a request came."""
@@ -41,6 +55,7 @@ class ServingProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """Its last byte came."""
         self.arriving_since = None
+        self._beside_body = 0
         super().on_message_complete()
 
     def cut_off_if_slow(self, limit_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def make_other_routes(
     stats: _Source,
     health: Callable[[], str | None],
     metrics: Callable[[], bytes],
-    weights: Callable[[int | None], Mapping[str, Any] | None],
+    weights: Callable[[int | None], bytes | None],
     refused: Callable[[HttpError], None],
 ) -> Starlette:
     """The ASGI application of these routes.
@@ -47,9 +48,12 @@ def make_other_routes(
         stats: what ``/v1/stats`` shows.
         health: what is wrong, or None.
         metrics: the text for Prometheus.
-        weights: of ``(the version the client has)``: version, model and weights, or None if that is the newest.
+        weights: of ``(the version the client has)``: version, model and weights as msgpack, or None if it has the
+            newest. Called in a thread.
         refused: is told of each refusal.
     """
+
+    one_at_a_time = asyncio.Lock()
 
     async def get_spaces(request: Request) -> Response:
         return _answer(spaces, request)
@@ -61,10 +65,9 @@ def make_other_routes(
         have = request.query_params.get("have")
         if have is not None and not (have.isascii() and have.isdigit() and len(have) < 19):
             raise HttpError("bad_value", f"have is the version of weights, a whole number; got {have[:40]!r}")
-        found = weights(None if have is None else int(have))
-        if found is None:
-            return Response(status_code=304)
-        return Response(encode(found, MSGPACK), media_type=MSGPACK)
+        async with one_at_a_time:  # and not in the loop: large weights take a while
+            body = await asyncio.to_thread(weights, None if have is None else int(have))
+        return Response(status_code=304) if body is None else Response(body, media_type=MSGPACK)
 
     async def get_health(request: Request) -> Response:
         wrong = health()
@@ -112,7 +115,9 @@ def make_other_routes(
         response.raw_headers += answer.headers
         return response
 
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse, HttpError: refuse})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse, HttpError: refuse})
+    app.router.redirect_slashes = False
+    return app
 
 
 def _answer(value: Mapping[str, Any], request: Request) -> Response:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from rlsample.env.serving import ServingEnv, ServingEnvAdapter
 from rlsample.errors import ConfigError, MissingExtraError, ServingError
 from rlsample.evaluation import CommonPolicyEvaluator
+from rlsample.evaluation.async_sampler import ActingView
 from rlsample.serving.app import ServingApp
 from rlsample.serving.episode_calls import EpisodeCalls
 from rlsample.serving.http_errors import HttpError
@@ -31,6 +33,7 @@ from rlsample.serving.remote_model import describe_model
 from rlsample.serving.request_gate import RequestGate
 from rlsample.serving.serving_metrics import ServingMetrics
 from rlsample.serving.space_codec import SpaceCodec, describe_space
+from rlsample.serving.wire import MSGPACK, encode
 
 try:
     import uvicorn
@@ -97,6 +100,7 @@ class PolicyServer:
             lambda error: self.metrics.rejected.update((error.code,)),
         )
         self._app = ServingApp(self._calls, gate, self._act, others, PUBLIC_PATHS.__contains__)
+        self._weights_body: tuple[int, bytes] = (-1, b"")
         self._socket: socket.socket | None = None
         self._bound: tuple[str, int] = ("", 0)
         self._server: uvicorn.Server | None = None
@@ -195,23 +199,33 @@ class PolicyServer:
             "policy_version": int(self.evaluator.policy.version),
         }
 
-    def _weights(self, have: int | None) -> dict[str, Any] | None:
+    def _weights(self, have: int | None) -> bytes | None:
+        """The body of a weights answer; for one thread at a time, which need not be the loop's."""
         policy = self.evaluator.policy
         version = int(policy.version)
         if have == version:
             return None
-        try:
-            model = describe_model(self.evaluator)
-        except ConfigError as e:
-            raise HttpError("not_found", str(e)) from None
-        return {"version": version, "model": model, "weights": dict(policy.get_weights())}
+        kept_version, body = self._weights_body
+        if kept_version != version:
+            try:
+                if "torch" not in sys.modules:
+                    raise ConfigError(f"{type(policy).__name__} is no torch policy: let the server act")
+                model = describe_model(self.evaluator)
+            except ConfigError as e:
+                raise HttpError("not_found", str(e)) from None
+            found = {"version": version, "model": model, "weights": dict(policy.get_weights())}
+            body = encode(found, MSGPACK)
+            self._weights_body = version, body
+        return body
 
     def _act(self, obs: Any) -> dict[str, Any]:
-        rows = self._codec.count_rows(obs)
+        rows = self._calls.checked(self._codec.count_rows, obs)
         if not rows:
             raise HttpError("bad_value", "obs holds at least one observation: K stacked at the front of each array")
         column = self._calls.checked(self._codec.obs_batch, obs, rows)
         sampler = self.evaluator.sampler
+        if not isinstance(sampler.policy, ActingView):
+            raise HttpError("conflict", "sampling has no thread of its own here (sample_async=False): start an episode")
         version = int(self.evaluator.policy.version)
         try:
             out = sampler.policy.act(self.evaluator.filtered(column), self.evaluator.settings.explore)
@@ -255,6 +269,7 @@ class PolicyServer:
             log.exception("the HTTP server failed")
         finally:
             self._ready.set()
+            loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
 
     async def _serve(self, server: uvicorn.Server) -> None:

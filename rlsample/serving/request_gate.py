@@ -15,6 +15,7 @@ from rlsample.serving.wire import JSON, MSGPACK
 __all__ = ["Headers", "RateLimit", "RequestGate"]
 
 _KEY = re.compile(rb"[!-~]{1,128}")
+_DROPPED = 4  # times the allowed length are read of a body that is too long
 _ADDRESSES = 10_000  # that the rate limit remembers
 
 
@@ -113,24 +114,38 @@ class RequestGate:
         """The whole body.
 
         Raises:
-            HttpError: it is longer than allowed; the rest is not read. Or the client went away.
+            HttpError: it is longer than allowed (if not by much, the rest is read and dropped, so that the client gets
+                to read the answer); or the client went away.
         """
-        limit = self.max_body_bytes
-        if headers.length > limit:
-            raise HttpError("too_large", f"the body has {headers.length} bytes, at most {limit} are allowed")
-        message = await receive()
-        body: bytes = message.get("body", b"")
-        if not message.get("more_body"):
-            if message["type"] == "http.disconnect":
-                raise HttpError("bad_value", "the client went away")
-            return body
-        parts, length = [body], len(body)
-        while message.get("more_body"):
+        if headers.length <= self.max_body_bytes:
             message = await receive()
-            if message["type"] == "http.disconnect":
-                raise HttpError("bad_value", "the client went away")
-            parts.append(message.get("body", b""))
-            length += len(parts[-1])
-            if length > limit:
-                raise HttpError("too_large", f"the body has more than the {limit} bytes that are allowed")
-        return b"".join(parts)
+            if not message.get("more_body"):
+                return _part(message)
+            parts, length = [_part(message)], len(message["body"])
+            while message.get("more_body"):
+                message = await receive()
+                parts.append(_part(message))
+                length += len(parts[-1])
+                if length > self.max_body_bytes:
+                    break
+            else:
+                return b"".join(parts)
+        elif headers.length > _DROPPED * self.max_body_bytes:
+            raise self._too_long(headers.length)
+        dropped = 0
+        while dropped <= _DROPPED * self.max_body_bytes:
+            message = await receive()
+            dropped += len(_part(message))
+            if not message.get("more_body"):
+                break
+        raise self._too_long(headers.length or dropped)
+
+    def _too_long(self, length: int) -> HttpError:
+        return HttpError("too_large", f"the body has {length} bytes or more, at most {self.max_body_bytes} are allowed")
+
+
+def _part(message: Mapping[str, Any]) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise HttpError("bad_value", "the client went away")
+    body: bytes = message["body"]
+    return body

@@ -49,7 +49,8 @@ class SpaceCodec:
             vector = self._vector(value)
             if vector is not None:
                 return vector
-        column = self._lanes.obs_copy(_with_arrays(value, self._obs_spec), "obs")
+        with np.errstate(over="ignore"):  # what overflows is infinite then, and refused
+            column = self._lanes.obs_copy(_with_arrays(value, self._obs_spec), "obs")
         return map_tree(lambda leaf: leaf[0, ...], column)
 
     def _vector(self, values: list[Any]) -> np.ndarray | None:
@@ -66,7 +67,8 @@ class SpaceCodec:
 
     def obs_batch(self, value: Any, num_rows: int) -> Tree:
         """Observations as a tree [num_rows, ...]. Raises as :meth:`obs`."""
-        column = self._obs_writer.copy_batch(_with_arrays(value, self._obs_spec), num_rows)
+        with np.errstate(over="ignore"):
+            column = self._obs_writer.copy_batch(_with_arrays(value, self._obs_spec), num_rows)
         if not self._lanes.allow_nonfinite:
             self._lanes.require_finite(column, "obs")
         return column
@@ -86,12 +88,14 @@ class SpaceCodec:
 
     def action(self, value: Any) -> Any:
         """One action within the space, in the form ``log_action`` takes. Raises as :meth:`obs`."""
-        column = self._lanes.action_copy(_with_arrays(value, self._action_spec), None, "action")
+        with np.errstate(over="ignore"):
+            column = self._lanes.action_copy(_with_arrays(value, self._action_spec), None, "action")
         return self._actions.to_env(column)[0]
 
     def action_batch(self, value: Any, num_rows: int) -> list[Any]:
         """Actions [num_rows, ...] within the space, as a list of one for each row. Raises as :meth:`obs`."""
-        column = self._action_writer.copy_batch(_with_arrays(value, self._action_spec), num_rows)
+        with np.errstate(over="ignore"):
+            column = self._action_writer.copy_batch(_with_arrays(value, self._action_spec), num_rows)
         return self._actions.check_and_split(column, range(num_rows))
 
     def rows_of(self, column: Tree) -> list[Any]:
@@ -112,7 +116,7 @@ def _with_arrays(value: Any, spec: Tree) -> Any:
         return tuple(_with_arrays(v, s) for v, s in zip(value, spec, strict=True))
     if isinstance(value, dict) and ARRAY_KEY in value:
         return array_of_json(value)
-    if spec is not None and not isinstance(spec, (dict, tuple)) and isinstance(value, (str, bytes, dict)):
+    if spec is not None and not isinstance(spec, (dict, tuple)) and isinstance(value, (str, bytes, dict, bool)):
         raise SpaceError(f"expected numbers, got {type(value).__name__}: {str(value)[:60]!r}")
     return value
 
