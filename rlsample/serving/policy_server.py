@@ -28,7 +28,7 @@ from rlsample.serving.http_errors import HttpError
 from rlsample.serving.http_protocol import ServingProtocol
 from rlsample.serving.http_settings import HttpSettings
 from rlsample.serving.openapi import describe_api
-from rlsample.serving.other_routes import PUBLIC_PATHS, make_other_routes
+from rlsample.serving.other_routes import PUBLIC_PATHS, OtherRoutes
 from rlsample.serving.remote_model import describe_model
 from rlsample.serving.request_gate import RequestGate
 from rlsample.serving.serving_metrics import ServingMetrics
@@ -90,7 +90,7 @@ class PolicyServer:
             self._env, self._codec, self.metrics, lambda: policy.version, not sample, self.settings.max_pending
         )
         gate = RequestGate(self.settings.token, self.settings.rate_limit, self.settings.body_limit(spaces[0]))
-        others = make_other_routes(
+        others = OtherRoutes(
             {"observation_space": describe_space(spaces[0]), "action_space": describe_space(spaces[1])},
             describe_api(*spaces, _VERSION, self.settings.token is not None),
             self.stats,
@@ -99,7 +99,7 @@ class PolicyServer:
             self._weights,
             lambda error: self.metrics.rejected.update((error.code,)),
         )
-        self._app = ServingApp(self._calls, gate, self._act, others, PUBLIC_PATHS.__contains__)
+        self._app = ServingApp(self._calls, gate, self._act, others.app(), PUBLIC_PATHS.__contains__)
         self._weights_body: tuple[int, bytes] = (-1, b"")
         self._socket: socket.socket | None = None
         self._bound: tuple[str, int] = ("", 0)

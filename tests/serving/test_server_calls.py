@@ -400,12 +400,12 @@ def test_statistics_and_metrics():
 
 def test_openapi_lists_every_route():
     from rlsample.serving.app import EPISODE_VERBS, FLAT_CALLS
-    from rlsample.serving.other_routes import make_other_routes
+    from rlsample.serving.other_routes import OtherRoutes
 
     with Rig() as rig, callers(rig.server) as call:
         document = call.get("/openapi.json").value
         none = [lambda *_: None] * 5
-        routes = {route.path for route in make_other_routes({}, {}, *none).routes}
+        routes = {route.path for route in OtherRoutes({}, {}, *none).app().routes}
         routes |= set(FLAT_CALLS) | {f"/v1/episodes/{{id}}/{verb}" for verb in EPISODE_VERBS}
         assert set(document["paths"]) == routes
         for path, operations in document["paths"].items():
