@@ -7,8 +7,8 @@ policy would have earned where another one acted. docs/offline.md has the format
 
 from rlsample.offline.episode_assembler import EpisodeAssembler
 from rlsample.offline.estimators import ReturnEstimate, estimate_return
-from rlsample.offline.log_replay_env import LogReplayEnv
 from rlsample.offline.log_reader import LogReader
+from rlsample.offline.log_replay_env import LogReplayEnv
 from rlsample.offline.log_writer import LogWriter
 from rlsample.offline.minari_datasets import MinariWriter
 from rlsample.offline.mixed_reader import MixedReader

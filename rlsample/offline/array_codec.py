@@ -60,9 +60,9 @@ def decode_tree(document: Any, depth: int = 0) -> Tree:
     """
     if not isinstance(document, dict) or depth > _MAX_DEPTH:
         raise ValueError(f"expected an array, dict or tuple, got {type(document).__name__}")
-    if "dict" in document:
-        return {key: decode_tree(part, depth + 1) for key, part in dict(document["dict"]).items()}
-    if "tuple" in document:
+    if isinstance(document.get("dict"), dict):
+        return {key: decode_tree(part, depth + 1) for key, part in document["dict"].items()}
+    if isinstance(document.get("tuple"), list):
         return tuple(decode_tree(part, depth + 1) for part in document["tuple"])
     try:
         dtype, shape, packed = np.dtype(str(document["dtype"])), tuple(document["shape"]), document["zlib"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from rlsample.errors import ConfigError
-from rlsample.sample_batch import AGENT_ID, EPS_ID, TERMINATED, TRUNCATED, SampleBatch, T
+from rlsample.sample_batch import AGENT_ID, EPS_ID, NEXT_OBS, OBS, TERMINATED, TRUNCATED, NextObs, SampleBatch, T
+from rlsample.tree import Tree, gather, leaves
 
 __all__ = ["EpisodeAssembler"]
 
@@ -15,12 +18,13 @@ _NEEDED = (EPS_ID, T, TERMINATED, TRUNCATED)
 class EpisodeAssembler:
     """Joins the pieces of episodes, in whatever order they come.
 
-    Rows of one ``eps_id`` (and ``agent_id``, where stored) belong together, in the order of ``t``. What is held are
-    the pieces of episodes that are not yet whole.
+    A piece follows another one of its ``eps_id`` (and ``agent_id``, where stored) if ``t`` goes on from it and, where
+    there are next observations, its first observation is the one that came next there, bit for bit. So the logs of
+    several runs, whose ids may be the same, stay apart. What is held are the pieces of episodes that are not yet whole.
     """
 
     def __init__(self) -> None:
-        self._open: dict[tuple[int, int], list[SampleBatch]] = {}
+        self._open: dict[tuple[int, int], list[_Chain]] = {}
 
     def add(self, batch: SampleBatch) -> list[SampleBatch]:
         """Takes a fragment in; returns the episodes that became whole: from t = 0 to a terminated or truncated row.
@@ -32,46 +36,88 @@ class EpisodeAssembler:
         if missing:
             raise ConfigError(f"episodes need the columns {', '.join(missing)}; this batch has {', '.join(batch)}")
         whole = []
-        for piece in batch.split_by_episode():
+        for start, length in zip(*batch.sequences(max(1, batch.count)), strict=True):
+            piece = batch.slice(int(start), int(start + length))
             key = int(piece[EPS_ID][0]), int(piece[AGENT_ID][0]) if AGENT_ID in piece else 0
-            pieces = self._open.setdefault(key, [])
-            pieces.append(piece)
-            runs = _runs(pieces)
-            if len(runs) == 1 and _is_whole(runs[0]):
-                whole.append(_joined(runs[0]))
+            chains = self._open.setdefault(key, [])
+            chain = _Chain.of(piece)
+            for other in chains:
+                if other.goes_on_in(chain):
+                    chains.remove(other)
+                    chain = other.joined(chain)
+                    break
+            for other in chains:
+                if chain.goes_on_in(other):
+                    chains.remove(other)
+                    chain = chain.joined(other)
+                    break
+            if chain.start == 0 and chain.ended:
+                whole.append(chain.batch())
+            else:
+                chains.append(chain)
+            if not chains:
                 del self._open[key]
         return whole
 
     def rest(self) -> list[SampleBatch]:
         """The stretches without a gap of episodes that are not whole; they are held no longer."""
-        stretches = [_joined(run) for pieces in self._open.values() for run in _runs(pieces)]
+        stretches = [chain.batch() for chains in self._open.values() for chain in chains]
         self._open.clear()
         return stretches
 
     def __len__(self) -> int:
-        """Episodes that are not whole."""
-        return len(self._open)
+        """Stretches that are held."""
+        return sum(map(len, self._open.values()))
 
 
-def _runs(pieces: list[SampleBatch]) -> list[list[SampleBatch]]:
-    """The pieces in order, in groups without a gap in ``t``."""
-    runs: list[list[SampleBatch]] = []
-    for piece in sorted(pieces, key=lambda piece: int(piece[T][0])):
-        if runs and int(runs[-1][-1][T][-1]) + 1 == int(piece[T][0]):
-            runs[-1].append(piece)
-        else:
-            runs.append([piece])
-    return runs
+@dataclass(frozen=True)
+class _Chain:
+    """Pieces that follow each other.
+
+    Attributes:
+        start, stop: steps [start, stop).
+        first, after: bytes of the first observation, and of the one after the last row; None: not known.
+        ended: the last row is terminated or truncated.
+    """
+
+    pieces: tuple[SampleBatch, ...]
+    start: int
+    stop: int
+    first: bytes | None
+    after: bytes | None
+    ended: bool
+
+    @classmethod
+    def of(cls, piece: SampleBatch) -> _Chain:
+        t, last = piece[T], piece.count - 1
+        known = OBS in piece and NEXT_OBS in piece
+        return cls(
+            (piece,),
+            int(t[0]),
+            int(t[0]) + piece.count,
+            _bytes(gather(piece[OBS], slice(0, 1))) if known else None,
+            _bytes(piece.slice(last, piece.count)[NEXT_OBS]) if known else None,
+            bool(piece[TERMINATED][-1] or piece[TRUNCATED][-1]),
+        )
+
+    def goes_on_in(self, other: _Chain) -> bool:
+        fits = self.after is None or other.first is None or self.after == other.first
+        return self.stop == other.start and not self.ended and fits
+
+    def joined(self, other: _Chain) -> _Chain:
+        return _Chain(self.pieces + other.pieces, self.start, other.stop, self.first, other.after, other.ended)
+
+    def batch(self) -> SampleBatch:
+        """Copied; next observations are the next rows' own, but for the last."""
+        bare = [{name: column for name, column in piece.items() if name != NEXT_OBS} for piece in self.pieces]
+        whole = SampleBatch.concat([SampleBatch(columns) for columns in bare])
+        if self.after is not None:
+            last = self.pieces[-1]
+            index = np.arange(1, whole.count + 1)
+            index[-1] = -1
+            whole.next_obs_source = NextObs(index, last.slice(last.count - 1, last.count)[NEXT_OBS])
+        return whole
 
 
-def _is_whole(run: list[SampleBatch]) -> bool:
-    last = run[-1]
-    return int(run[0][T][0]) == 0 and bool(last[TERMINATED][-1] or last[TRUNCATED][-1])
-
-
-def _joined(run: list[SampleBatch]) -> SampleBatch:
-    """One batch whose next observations are its own rows', but for the last."""
-    whole = SampleBatch.concat(run) if len(run) > 1 else run[0]
-    if not np.array_equal(np.diff(whole[T]), np.ones(whole.count - 1, np.int64)):
-        raise ConfigError(f"episode {int(whole[EPS_ID][0])}: t does not count its rows one by one")
-    return whole
+def _bytes(tree: Tree) -> bytes:
+    return b"".join(leaf.tobytes() for leaf in leaves(tree))

@@ -60,8 +60,10 @@ def decode_line(line: bytes) -> SampleBatch:
     lengths = document.get("fragment_lengths")
     try:
         source = None if nxt is None else NextObs(decode_tree(nxt["index"]), decode_tree(nxt["extra"]))
+        if source is not None and getattr(source.index, "dtype", None) != np.int64:
+            raise ValueError("the index of next_obs is no int64 array")
         batch = SampleBatch(columns, source, None if lengths is None else np.array(lengths, np.int64))
-    except (ConfigError, KeyError, TypeError, OverflowError) as error:
+    except (ConfigError, LookupError, TypeError, OverflowError, AttributeError, StopIteration) as error:
         raise ValueError(f"parts that do not fit each other ({error})") from error
     if batch.count != document.get("count"):
         raise ValueError(f"{batch.count} rows, where count says {document.get('count')!r}")
@@ -71,12 +73,16 @@ def decode_line(line: bytes) -> SampleBatch:
 def _summary(batch: SampleBatch) -> dict[str, Any]:
     """For people and for grep; nothing reads it."""
     found: dict[str, Any] = {}
-    if REWARDS in batch and getattr(batch[REWARDS], "dtype", np.dtype("O")).kind in "biuf":
-        total = float(np.sum(batch[REWARDS], dtype=np.float64))
-        found["reward_sum"] = total if math.isfinite(total) else None
-    if EPS_ID in batch:
-        found["episodes"] = len(np.unique(batch[EPS_ID]))
-    for name in (TERMINATED, TRUNCATED):
-        if name in batch:
-            found[name] = int(np.count_nonzero(batch[name]))
+    for name in (REWARDS, EPS_ID, TERMINATED, TRUNCATED):
+        column = batch.get(name)
+        if not isinstance(column, np.ndarray) or column.dtype.kind not in "biuf":
+            continue
+        if name == REWARDS:
+            with np.errstate(all="ignore"):
+                total = float(np.sum(column, dtype=np.float64))
+            found["reward_sum"] = total if math.isfinite(total) else None
+        elif name == EPS_ID:
+            found["episodes"] = len(np.unique(column))
+        else:
+            found[name] = int(np.count_nonzero(column))
     return found

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,6 @@ from rlsample.sample_batch import ACTION_LOGP, ACTIONS, NEXT_OBS, OBS, REWARDS, 
 from rlsample.tree import Tree, flatten
 
 __all__ = ["InputJudge", "PolicyInput", "SamplerInput", "make_input"]
-
-log = logging.getLogger(__name__)
 
 _NEEDED = (OBS, ACTIONS, REWARDS, TERMINATED)
 
@@ -142,7 +141,8 @@ class InputJudge:
         assert settings.input is not None
         self._settings, self._gamma = settings, gamma
         logs = [source for source, _ in parse_input(settings.input) if source != SAMPLER]
-        self._episodes = list(_first(_whole_episodes(logs), settings.input_evaluation_episodes))
+        with contextlib.closing(_whole_episodes(logs)) as episodes:
+            self._episodes = list(itertools.islice(episodes, settings.input_evaluation_episodes))
         if len(self._episodes) < 2:
             raise ConfigError(f"input_evaluation: fewer than two whole episodes in {', '.join(logs)}")
         self._last: dict[str, float | None] = {}
@@ -164,17 +164,11 @@ class InputJudge:
         return self._last
 
 
-def _whole_episodes(logs: list[str]) -> Iterator[SampleBatch]:
+def _whole_episodes(logs: list[str]) -> Generator[SampleBatch, None, None]:
     assembler = EpisodeAssembler()
     with LogReader(logs) as reader:
         for batch in reader:
             yield from assembler.add(batch)
-
-
-def _first(episodes: Iterator[SampleBatch], number: int) -> Iterator[SampleBatch]:
-    for _, episode in zip(range(number), episodes, strict=False):
-        yield episode.copy()  # not the fragment it is a slice of
-    episodes.close()  # type: ignore[attr-defined]
 
 
 def _shapes(tree: Tree) -> dict[str, tuple[str, tuple[int, ...]]]:
