@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rlsample.env import AsyncVectorEnv, as_base_env
+from rlsample.env.pool.placement import numa_nodes
 from rlsample.env.pool.shared_block import NEED
 from rlsample.errors import ConfigError, EnvClosedError
 from rlsample.testing import CountEnv
@@ -284,6 +285,14 @@ def test_affinity_pins_workers_and_leaves_the_pool_alone(make_pool):
     env = make_pool(3, make=_telling, num_workers=3, thread_affinity_offset=1)
     assert [told["cpus"] for told in env.call("tell")] == [[cpus[(1 + w) % len(cpus)]] for w in range(3)]
     assert os.sched_getaffinity(0) == before
+
+
+def test_numa_pins_workers_to_the_cores_of_a_node(make_pool):
+    usable, nodes = sorted(os.sched_getaffinity(0)), numa_nodes()
+    env = make_pool(2, make=_telling, num_workers=2, numa="spread")
+    told = [worker["cpus"] for worker in env.call("tell")]
+    pools = [cpus for cpus in (sorted(set(usable) & set(node)) for node in nodes.values()) if cpus] or [usable]
+    assert told == [pools[w % len(pools)] for w in range(2)]
 
 
 def test_a_narrower_mask_is_respected(make_pool):
