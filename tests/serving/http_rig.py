@@ -10,6 +10,10 @@ import time
 from rlsample.serving.wire import JSON, MSGPACK, decoder, encode
 
 LIMIT_S = 20.0
+with contextlib.suppress(ImportError):  # libuv keeps one pipe for the whole process, from its first loop on: no leak
+    import uvloop
+
+    uvloop.new_event_loop().close()
 
 
 class Answer:
