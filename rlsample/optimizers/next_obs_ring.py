@@ -44,18 +44,21 @@ class NextObsRing:
         nxt = None if NEXT_OBS in batch.keys() else batch.next_obs_source  # noqa: SIM118
         if nxt is None or nxt.source is not None:
             nxt = NextObs(-1 - np.arange(count, dtype=np.int64), batch[NEXT_OBS])
-        own = nxt.index > np.arange(count)
-        others = np.flatnonzero(~own)
-        index = np.where(own, (nxt.index + first) % self._capacity, 0)
+        others = (nxt.index <= np.arange(count)).nonzero()[0]
+        index = (nxt.index + first) % self._capacity
         if len(others):
             raw = nxt.index[others]
-            changes = np.flatnonzero(raw[1:] != raw[:-1])  # rows of one n-step window share their last observation
-            starts, stops = np.append(0, changes + 1), np.append(changes, len(raw) - 1)
+            is_start = np.ones(len(raw), bool)  # rows of one n-step window share their last observation
+            np.not_equal(raw[1:], raw[:-1], out=is_start[1:])
+            starts = is_start.nonzero()[0]
+            stops = np.append(starts[1:], len(raw)) - 1 if len(starts) > 1 else np.array([len(raw) - 1])
+            index[others] = -self._num_extra - is_start.cumsum()
             numbers = self._num_extra + np.arange(len(starts))
-            index[others] = -1 - np.repeat(numbers, stops - starts + 1)
             obs = NextObs(raw[starts], nxt.extra).gather(batch[OBS])
             self._store(obs, numbers, first + others[stops], first + count - self._capacity)
-        self._index[np.arange(first, first + count) % self._capacity] = index
+        start = first % self._capacity
+        whole = start + count <= self._capacity
+        self._index[slice(start, start + count) if whole else np.arange(first, first + count) % self._capacity] = index
 
     def _store(self, obs: Tree, numbers: np.ndarray, last_rows: np.ndarray, first_staying: int) -> None:
         self._oldest = bisect.bisect_left(

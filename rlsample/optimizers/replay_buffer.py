@@ -76,6 +76,7 @@ class ReplayBuffer:
         self._wanted = None if columns is None else tuple(columns)
         self._rng = np.random.default_rng(seed)
         self._columns: dict[str, tree.Tree] = {}
+        self._seen_names: tuple[Any, ...] = ()  # of the last batch: the same names need no second check
         self._next: NextObsRing | None = None
 
     def __len__(self) -> int:
@@ -106,7 +107,9 @@ class ReplayBuffer:
         self._check(batch)
         if skipped:
             batch = batch.slice(skipped, batch.count)
-        rows = ids % self.capacity
+        first = int(ids[0]) % self.capacity
+        whole = first + len(ids) <= self.capacity
+        rows = slice(first, first + len(ids)) if whole else ids % self.capacity
         for name, column in self._columns.items():
             tree.assign(column, rows, batch[name])
         if self._next is not None:
@@ -163,17 +166,25 @@ class ReplayBuffer:
         self._columns = {name: tree.map_tree(allocate, batch[name]) for name in self._names(batch)}
 
     def _check(self, batch: SampleBatch) -> None:
+        names = (*batch, NEXT_OBS in batch)
+        if names != self._seen_names:
+            self._check_names(batch)
+            self._seen_names = names
+        for name, column in self._columns.items():
+            if type(column) is np.ndarray and _alike(batch[name], column):
+                continue
+            got = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(batch[name])}
+            kept = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(column)}
+            if got != kept:
+                raise ConfigError(f"replay: column {name!r} is {got} in this batch, and was {kept} in the first one")
+
+    def _check_names(self, batch: SampleBatch) -> None:
         odd = set(self._names(batch)) ^ set(self._columns)
         odd |= {name for name in self._columns if name not in batch}
         if (NEXT_OBS in batch) != (self._next is not None):
             odd.add(NEXT_OBS)
         if odd:
             raise ConfigError(f"replay: this batch and the first one differ in the columns {', '.join(sorted(odd))}")
-        for name, column in self._columns.items():
-            got = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(batch[name])}
-            kept = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(column)}
-            if got != kept:
-                raise ConfigError(f"replay: column {name!r} is {got} in this batch, and was {kept} in the first one")
 
     def get_state(self) -> dict[str, Any]:
         """All rows and the generator, copies, for a checkpoint; as large as the rows are."""
@@ -205,6 +216,7 @@ class ReplayBuffer:
             ring[rows] = leaf
             return ring
 
+        self._seen_names = ()
         self._columns = {name: tree.map_tree(restore, column) for name, column in columns.items()}
         self._next = None
         if state["next_obs"] is not None:
@@ -212,6 +224,10 @@ class ReplayBuffer:
             self._next.set_state(state["next_obs"], num_added - num_rows)
         self.num_added = num_added
         self._rng.bit_generator.state = state["rng"]
+
+
+def _alike(values: tree.Tree, column: np.ndarray) -> bool:
+    return type(values) is np.ndarray and values.dtype == column.dtype and values.shape[1:] == column.shape[1:]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

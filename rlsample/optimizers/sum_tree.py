@@ -8,7 +8,8 @@ from rlsample.errors import ConfigError
 
 __all__ = ["SumTree"]
 
-_WIDTH = 16  # children of a node: what costs is the number of array calls, one round of them per level
+_WIDTH_BITS = 4
+_WIDTH = 1 << _WIDTH_BITS  # children of a node: what costs is the number of array calls, a round of them per level
 
 
 class SumTree:
@@ -68,9 +69,11 @@ class SumTree:
         self._mins[0].ravel()[leaves] = np.where(settled > 0, settled, np.inf)
         nodes = leaves
         for level in range(1, len(self._sums)):
-            nodes = nodes // _WIDTH
+            nodes = nodes >> _WIDTH_BITS
             if len(nodes) > 1:  # neighbours, such as rows just added, share their parent
-                nodes = nodes[np.append(True, nodes[1:] != nodes[:-1])]
+                is_first = np.ones(len(nodes), bool)
+                np.not_equal(nodes[1:], nodes[:-1], out=is_first[1:])
+                nodes = nodes[is_first]
             self._sums[level].ravel()[nodes] = self._sums[level - 1][nodes].sum(1)
             self._mins[level].ravel()[nodes] = self._mins[level - 1][nodes].min(1)
 
