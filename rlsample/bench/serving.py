@@ -52,24 +52,29 @@ class _AskingClients(ServingEnv):
             pass
 
 
-def bench_serving(clients: int, seconds: float, http: bool = False) -> dict[str, float]:
+def bench_serving(clients: int, seconds: float, http: bool = False, batch: int = 1) -> dict[str, float]:
     """Measures served actions: two 64x64 nets that act by numpy, batches taken as they come.
 
     Args:
         clients: threads that ask, each an episode at a time.
         seconds: to measure, after half a second to warm up.
-        http: not yet: over HTTP, from another process.
+        http: over HTTP, from another process; see :func:`~rlsample.bench.serving_http.bench_serving_http`.
+        batch: with ``http``: observations a call.
 
     Returns:
         ``actions_per_s``; ``p50_ms`` and ``p99_ms`` of the time a client waits; ``rows``, sampled meanwhile.
 
     Raises:
-        ConfigError: ``http``, or no client.
+        ConfigError: no client, or a batch without ``http``.
     """
     if http:
-        raise ConfigError("bench_serving over HTTP comes with the server")
+        from rlsample.bench.serving_http import bench_serving_http
+
+        return bench_serving_http(clients, seconds, batch)
     if clients < 1:
         raise ConfigError(f"clients must be at least 1, got {clients}")
+    if batch != 1:
+        raise ConfigError("several observations a call: only over HTTP (--http)")
     env = _AskingClients(clients)
     options: dict[str, Any] = {
         "rollout_fragment_length": max(_FRAGMENT_ROWS, _BATCH_ROWS // clients),

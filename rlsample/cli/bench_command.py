@@ -135,8 +135,9 @@ def learner(observation: str, train_batch_size: int, loaders: int, device: str, 
 @measurement
 @click.option("--clients", type=_positive, default=16, show_default=True, help="Threads that ask for actions.")
 @click.option("--http", is_flag=True, help="Over HTTP, from another process.")
-def serving(clients: int, http: bool, seconds: float) -> Mapping[str, Any]:
+@click.option("--batch", type=_positive, default=1, show_default=True, help="With --http: observations a call.")
+def serving(clients: int, http: bool, batch: int, seconds: float) -> Mapping[str, Any]:
     """Actions per second a ServingEnv answers, every row kept for training."""
     from rlsample.bench.serving import bench_serving
 
-    return bench_serving(clients, seconds, http=http)
+    return bench_serving(clients, seconds, http=http, batch=batch)

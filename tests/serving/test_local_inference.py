@@ -1,4 +1,4 @@
-"""A client that acts by itself: its rows are those of the server's acting, uploaded once, with newer weights in time."""
+"""A client that acts by itself: its rows are those of the server's acting, uploaded once; newer weights in time."""
 
 import functools
 
