@@ -251,10 +251,25 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         }
 
     def save(self) -> dict[str, Any]:
-        """Counters and the generator; replay shards are not kept."""
-        return {**super().save(), "rng": self._rng.bit_generator.state}
+        """Counters, the generator, and the shards if ``store_buffer_in_checkpoints`` is set; no batches under way."""
+        stored = self.settings.store_buffer_in_checkpoints
+        shards = [shard.get_state() for shard in self.shards] if stored else None
+        return {**super().save(), "rng": self._rng.bit_generator.state, "shards": shards}
 
     def restore(self, state: Mapping[str, Any]) -> None:
+        """Continues from :meth:`save`, before the first step.
+
+        Raises:
+            ConfigError: stored shards that are not these, in number or size; nothing changed but shards before that.
+        """
+        shards = state.get("shards") or []
+        if shards and len(shards) != len(self.shards):
+            raise ConfigError(
+                f"the checkpoint has {len(shards)} replay shards and this run {len(self.shards)}: use "
+                f"num_replay_buffer_shards={len(shards)}"
+            )
+        for shard, stored in zip(self.shards, shards, strict=False):
+            shard.set_state(stored)
         super().restore(state)
         self._rng.bit_generator.state = state["rng"]
 

@@ -70,6 +70,16 @@ class ReplayShard:
             if isinstance(self._buffer, PrioritizedReplayBuffer):
                 self.num_late_priorities += self._buffer.update_priorities(ids, errors)
 
+    def get_state(self) -> dict[str, Any]:
+        """See :meth:`ReplayBuffer.get_state`."""
+        with self._lock:
+            return self._buffer.get_state()
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See :meth:`ReplayBuffer.set_state`."""
+        with self._lock:
+            self._buffer.set_state(state)
+
 
 def replay_forever(
     threads: BackgroundThreads,

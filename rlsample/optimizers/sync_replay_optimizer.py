@@ -34,6 +34,9 @@ class ReplaySettings(PrioritySettings):
     train_batch_size: int = option(32, "replayed rows of one update")
     prioritized_replay: bool = option(True, "draw rows by their TD errors; false: all alike")
     replay_columns: tuple[str, ...] = option((), "columns to keep for replay; none: all (next_obs is always kept)")
+    store_buffer_in_checkpoints: bool = option(
+        False, "save the replayed rows too, so that a resumed run need not collect them again (dqn: bit for bit): large"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,9 +52,6 @@ class SyncReplaySettings(ReplaySettings):
     """Options of :class:`SyncReplayOptimizer`."""
 
     updates_per_step: int = option(1, "updates after each round of samples")
-    store_buffer_in_checkpoints: bool = option(
-        False, "save the replay buffer too: a resumed run goes on bit for bit, and checkpoints are large"
-    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

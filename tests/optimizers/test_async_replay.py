@@ -1,6 +1,7 @@
 """Ape-X: rows go to shards, errors back to the shard of a row, weights out by the row count; bounded and counted."""
 
 import functools
+import pickle
 import threading
 import time
 
@@ -125,6 +126,32 @@ def test_weights_go_out_by_the_rows_an_evaluator_has_sampled():
             optimizer.step()
         assert 1 <= optimizer.num_weight_syncs <= optimizer.num_steps_sampled // 50
         assert evaluators.version <= optimizer.num_weight_syncs + 1
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_shards_are_saved_if_wanted(stored):
+    options = {"num_replay_buffer_shards": 2, "store_buffer_in_checkpoints": stored}
+    with thread_set() as evaluators, apex(evaluators, **options) as optimizer:
+        while optimizer.num_steps_sampled < 100:
+            optimizer.step()
+        state = optimizer.save()  # while the replay thread draws
+        assert (state["shards"] is not None) == stored
+        optimizer.close()
+        state = pickle.loads(pickle.dumps(optimizer.save()))
+        kept = [shard._buffer.get_state()["columns"]["id"].tolist() for shard in optimizer.shards]
+    with thread_set() as evaluators, apex(evaluators, **options) as resumed:
+        resumed.restore(state)
+        assert resumed.num_steps_sampled == optimizer.num_steps_sampled
+        assert [len(shard) for shard in resumed.shards] == ([len(ids) for ids in kept] if stored else [0, 0])
+        if stored:
+            assert [shard._buffer.get_state()["columns"]["id"].tolist() for shard in resumed.shards] == kept
+        while resumed.num_updates < 1:
+            resumed.step()
+    if stored:
+        with thread_set() as evaluators, apex(evaluators, num_replay_buffer_shards=3) as other:
+            with pytest.raises(ConfigError, match="num_replay_buffer_shards=2"):
+                other.restore(state)
+            assert other.num_steps_sampled == 0
 
 
 def test_epsilon_per_worker():
