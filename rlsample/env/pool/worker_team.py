@@ -12,6 +12,7 @@ from typing import Any
 
 import cloudpickle
 
+from rlsample.env.columns import check_action_space, check_observation_space
 from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.launchers import make_launcher
 from rlsample.env.pool.memory_file import MemoryFile
@@ -132,6 +133,8 @@ class WorkerTeam:
         for w, (_, data) in enumerate(answers):
             if data != answers[0][1]:
                 require_same_spaces(_Spaces(*pickle.loads(data)), self.slots[w].start, spaces, 0)
+        check_observation_space(spaces[0], any_size=True)
+        check_action_space(spaces[1], any_size=True)
         count, keys = self._envs.num_envs, len(self._envs.info_keys)
         size = SlotBlock.size_of(count, spaces, keys)
         place = (self._memory.extend(size), size)
