@@ -21,7 +21,7 @@ _FLAGS = (
     "--disable-background-networking",
     "--no-first-run",
     "--no-proxy-server",
-    "--window-size=1280,1000",
+    "--window-size=1000,800",
 )
 
 

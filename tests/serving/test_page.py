@@ -337,6 +337,9 @@ def start_demo(driver, url, carts, speed):
     element(driver, "#start").click()
 
 
+PICTURES = "return [...document.querySelectorAll('canvas')].map((canvas) => canvas.toDataURL())"
+
+
 def check_episode(rows):
     """One served episode's rows are CartPole's: consecutive, each worth 1, each step the physics' own."""
     env = gymnasium.make("CartPole-v1").unwrapped
@@ -356,7 +359,12 @@ def check_episode(rows):
 def test_demo_plays_episodes_and_every_step_is_a_row_with_its_reward_and_end(tmp_path):
     with CartPoleServer() as served, open_browser(tmp_path) as driver:
         start_demo(driver, served.url, 4, "real")
+        until(lambda: number(driver, "steps") > 0, "a step")
+        first = driver.execute_script(PICTURES)
         until(lambda: number(driver, "episodes") >= 6, "episodes that fall")
+        later = driver.execute_script(PICTURES)
+        assert len(first) == len(later) == 4
+        assert not set(first) & set(later)  # every cart is drawn where it stands
         served.policy.skilled = True
         element(driver, 'input[value="fast"]').click()
         until(lambda: 500.0 in served.stats()["returns"], "an episode of 500 steps")

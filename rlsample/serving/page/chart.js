@@ -12,7 +12,7 @@ const MOST_DOTS = 240;
 
 export class Chart {
   // host: an element to fill. options: title (said to screen readers), unit, goal (a value to mark), window (values in
-  // the running mean; 0: none), empty (shown until there is a value), countFrom (number of the first value, from 1).
+  // the running mean; 0: none), empty (shown until there is a value).
   constructor(host, options) {
     this.options = { unit: "", goal: null, window: 0, empty: "no values yet", ...options };
     this.svg = element("svg", { role: "img", class: "chart", height: HEIGHT });
@@ -41,7 +41,7 @@ export class Chart {
     } else {
       parts.push(path("mean", dots, x, y));
     }
-    if (values.length === 0) parts.push(text("empty", (LEFT + right) / 2, HEIGHT / 2, this.options.empty, "middle"));
+    if (values.length === 0) parts.push(text("empty", (LEFT + right) / 2, HEIGHT / 3, this.options.empty, "middle"));
     this.svg.replaceChildren(...parts);
   }
 

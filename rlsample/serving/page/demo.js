@@ -20,7 +20,7 @@ const chart = new Chart(page.returns, {
   unit: "episode",
   window: WINDOW,
   goal: 475,
-  empty: "press Start: each episode will be a dot here",
+  empty: "each episode will be a dot here",
 });
 const resting = new CartPole(() => 0.5); // shown before the first start
 let player = null; // the latest one

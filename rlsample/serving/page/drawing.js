@@ -6,10 +6,15 @@ const POLE_M = 1.0;
 const CART_M = [0.4, 0.22];
 const WHEEL_M = 0.06;
 
+const shown = new WeakMap(); // canvas -> what is on it: drawing the same again would only warm the room
+
 // pole: a CartPole. Draws it as it stands, scaled to the canvas's size on the page.
 export function drawCart(canvas, pole, colours) {
   const ratio = window.devicePixelRatio || 1;
   const [width, height] = [canvas.clientWidth, canvas.clientHeight];
+  const wanted = [pole.state, width, height, ratio, ...Object.values(colours)];
+  if (shown.get(canvas)?.every((value, i) => value === wanted[i])) return;
+  shown.set(canvas, wanted);
   if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) {
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
