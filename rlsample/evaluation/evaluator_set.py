@@ -313,7 +313,8 @@ class EvaluatorSet:
                 f"{error}; {self.num_restarts} evaluators were replaced before (max_evaluator_restarts={budget})"
             ) from error
         self.num_restarts += 1
-        log.warning("%s; it is replaced (%d of %d)", error, self.num_restarts, budget)
+        # As text: who keeps log records shall not keep the error's frames, and all that they refer to, alive.
+        log.warning("%s; it is replaced (%d of %d)", str(error), self.num_restarts, budget)
         self.remote[worker] = self.engine.replace(handle)
         self._sent[worker] = 0
         self.send_weights(worker)

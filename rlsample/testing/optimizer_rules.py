@@ -104,6 +104,7 @@ class _Run:
         assert isinstance(made, _RecordingSet)
         self.evaluators = made
         try:
+            made.foreach_evaluator(record_of)  # all are there: starting them is no part of the first step
             self.optimizer = given.make_optimizer(self.evaluators)
         except BaseException:
             self.evaluators.close()

@@ -120,6 +120,34 @@ def test_what_waits_is_bounded_and_nothing_drawn_is_dropped():
             optimizer.step()
 
 
+def test_close_while_everything_is_full_ends_in_time():
+    def gated(worker_index):
+        evaluator = Learner(worker_index)
+        evaluator.gate = threading.Semaphore(0) if worker_index == 0 else None
+        return evaluator
+
+    error = []
+
+    def stepping():
+        try:
+            steps(optimizer, 10_000)
+        except LearnerError as e:
+            error.append(e)
+
+    with thread_set(make=gated) as evaluators:
+        optimizer = apex(evaluators, learner_queue_size=2)
+        thread = threading.Thread(target=stepping)
+        thread.start()
+        wait_until(lambda: len(optimizer._queue) == 2)
+        threading.Timer(1.0, evaluators.local.gate.release).start()  # the update that is under way ends
+        started = time.monotonic()
+        optimizer.close()
+        assert time.monotonic() - started < 5
+        thread.join(2)
+        assert not thread.is_alive()
+        assert "closed" in str(error[0])
+
+
 def test_weights_go_out_by_the_rows_an_evaluator_has_sampled():
     with thread_set(1) as evaluators, apex(evaluators, max_weight_sync_delay=50) as optimizer:
         while optimizer.num_updates < 20 or optimizer.num_steps_sampled < 500:

@@ -153,21 +153,22 @@ def recorded(folder):
     }
 
 
-def test_every_device_sees_its_own_rows_case_25(tmp_path, make_batch):
-    recorder = Recorder(tmp_path)
+@pytest.mark.parametrize(("num_devices", "share"), [(1, 100), (2, 50), (3, 33)])
+def test_every_device_sees_its_own_rows_case_25(tmp_path, make_batch, num_devices, share):
+    recorder, rows = Recorder(tmp_path), num_devices * share
     assert isinstance(recorder, MultiDeviceSupport)
-    with DeviceGroup(recorder, DeviceSettings(("cpu", "cpu", "cpu"))) as group:
-        assert group.load(0, [make_batch(0, [60]), make_batch(60, [40])]) == 99
+    with DeviceGroup(recorder, DeviceSettings(("cpu",) * num_devices)) as group:
+        assert group.load(0, [make_batch(0, [60]), make_batch(60, [40])]) == rows
         total = sum(group.train_pass(0, 32, np.random.default_rng(i))[1] for i in range(2))
         group.weights_by_device()  # the others have done their part too
     seen = recorded(tmp_path)
-    assert len(seen) == 3
-    assert total == sum(len(ids) for lists in seen.values() for ids in lists) == 198
-    assert group.num_dropped_rows == 1
-    for epoch in (slice(0, 4), slice(4, 8)):
+    assert len(seen) == num_devices
+    assert total == sum(len(ids) for lists in seen.values() for ids in lists) == 2 * rows
+    assert group.num_dropped_rows == 100 - rows
+    for epoch in (slice(0, 4), slice(4, 8)):  # four minibatches
         by_device = [[i for ids in lists[epoch] for i in ids] for lists in seen.values()]
-        assert [len(ids) for ids in by_device] == [33, 33, 33]
-        assert sorted(i for ids in by_device for i in ids) == list(range(99))
+        assert [len(ids) for ids in by_device] == [share] * num_devices
+        assert sorted(i for ids in by_device for i in ids) == list(range(rows))
 
 
 def test_a_minibatch_larger_than_the_batch_is_all_of_it(tmp_path, make_batch):

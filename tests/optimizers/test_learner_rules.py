@@ -57,6 +57,22 @@ def test_an_evaluator_is_killed_in_the_middle_of_a_sample():
     assert report == {8: "ok"}
 
 
+def test_an_evaluator_is_killed_in_the_middle_of_a_sample_with_loaders():
+    make = functools.partial(async_samples, num_data_loader_buffers=2)
+    evaluator = functools.partial(make_cartpole, IMPALAPolicy)
+    report = check_optimizer(make, evaluator, [8], make_engine=ProcessEngine, background=True, mortal=True)
+    assert report == {8: "ok"}
+
+
+def test_an_evaluator_is_killed_in_the_middle_of_a_sample_of_multi_gpu():
+    settings = MultiGPUSettings(train_batch_size=10, num_sgd_iter=2, minibatch_size=4)
+    make = functools.partial(make_cartpole, PPOPolicy)
+    report = check_optimizer(
+        lambda evaluators: MultiGPUOptimizer(evaluators, settings), make, [8], make_engine=ProcessEngine, mortal=True
+    )
+    assert report == {8: "ok"}
+
+
 def test_multi_gpu():
     settings = MultiGPUSettings(train_batch_size=10, num_sgd_iter=2, minibatch_size=4)
     make = functools.partial(make_cartpole, PPOPolicy)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rlsample.engine import InlineEngine, ProcessEngine, ProcessSettings, ThreadEngine
+from rlsample.errors import WorkerDiedError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.optimizers import (
     AsyncGradientsOptimizer,
@@ -183,6 +184,27 @@ class LeavesAThread(Plain):
         threading.Thread(target=self.stop.wait, args=(3.0,), daemon=True).start()
 
 
+class CountsTheLostSampleToo(Plain):
+    def step(self) -> dict[str, float]:
+        before = self.evaluators.num_restarts
+        stats = super().step()
+        self.num_steps_sampled += 5 * (self.evaluators.num_restarts - before)
+        return stats
+
+
+class GivesUpAfterADeath(Plain):
+    def _learn(self, batch: Any) -> dict[str, float]:
+        return {"loss": 0.0} if self.evaluators.num_restarts else super()._learn(batch)
+
+
+class ReplacesTheHealthyToo(Plain):
+    def step(self) -> dict[str, float]:
+        stats = super().step()
+        if self.evaluators.num_restarts == 1:
+            self.evaluators.replace(1, self.evaluators.remote[1], WorkerDiedError("a mistake"))
+        return stats
+
+
 class HidesConfigErrors(AsyncGradientsOptimizer):
     def __init__(self, evaluators: Any) -> None:
         if not evaluators.num_remote:
@@ -209,6 +231,22 @@ BROKEN = [
     (LeavesAThread, 7, "what is left"),
     (HidesConfigErrors, 9, "what is missing"),
 ]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (CountsTheLostSampleToo, "num_steps_sampled"),
+        (GivesUpAfterADeath, "training went on"),
+        (ReplacesTheHealthyToo, "replacements"),
+    ],
+)
+def test_who_cannot_take_a_death_is_found_out(make: Any, what: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rlsample.testing.optimizer_rules._MOST_STEPS", 20)
+    engine = functools.partial(ProcessEngine, ProcessSettings(close_timeout_s=1.0))
+    with pytest.raises(ConformanceError, match=what) as caught:
+        check_optimizer(make, RowEvaluator, [8], make_engine=engine, mortal=True)
+    assert caught.value.rule == 8
 
 
 @pytest.mark.parametrize(("make", "rule", "what"), BROKEN, ids=[f"{make.__name__}-{rule}" for make, rule, _ in BROKEN])
