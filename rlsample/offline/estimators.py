@@ -33,6 +33,7 @@ __all__ = [
     "episode_ratios",
     "estimate_from_ratios",
     "estimate_return",
+    "require_logp",
 ]
 
 ESTIMATORS = ("is", "wis")
@@ -95,15 +96,7 @@ def estimate_return(
 
 def episode_ratios(episodes: Sequence[SampleBatch], policy: Policy) -> EpisodeRatios:
     """One pass of the policy over all rows. Raises as :func:`estimate_return`."""
-    if not episodes:
-        raise ConfigError("no whole episodes to estimate from")
-    for episode in episodes:
-        if ACTION_LOGP not in episode:
-            raise ConfigError(
-                "importance sampling needs the column action_logp, the log-probability each action was taken with; "
-                f"these logs have {', '.join(episode)}"
-            )
-        _require_finite(episode)
+    require_logp(episodes)
     obs = concat([episode[OBS] for episode in episodes])
     new = policy.logp(obs, concat([episode[ACTIONS] for episode in episodes])).astype(np.float64)
     old = np.concatenate([episode[ACTION_LOGP] for episode in episodes]).astype(np.float64)
@@ -146,6 +139,19 @@ def _shares(log_ratios: np.ndarray) -> np.ndarray:
     weights = np.exp(log_ratios - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(0)
     return weights / np.where(total > 0, total, 1.0)
+
+
+def require_logp(episodes: Sequence[SampleBatch]) -> None:
+    """ConfigError unless there are episodes, and all have a finite action_logp in each row."""
+    if not episodes:
+        raise ConfigError("no whole episodes to estimate from")
+    for episode in episodes:
+        if ACTION_LOGP not in episode:
+            raise ConfigError(
+                "importance sampling needs the column action_logp, the log-probability each action was taken with; "
+                f"these logs have {', '.join(episode)}"
+            )
+        _require_finite(episode)
 
 
 def _require_finite(episode: SampleBatch) -> None:

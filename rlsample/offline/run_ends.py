@@ -13,12 +13,22 @@ import numpy as np
 from rlsample.env.spaces import leaf_spec
 from rlsample.errors import ConfigError
 from rlsample.offline.episode_assembler import EpisodeAssembler
-from rlsample.offline.estimators import episode_ratios, estimate_from_ratios
+from rlsample.offline.estimators import episode_ratios, estimate_from_ratios, require_logp
 from rlsample.offline.log_reader import LogReader
 from rlsample.offline.mixed_reader import MixedReader
 from rlsample.offline.offline_settings import SAMPLER, OfflineSettings, parse_input
 from rlsample.policy.policy import Policy
-from rlsample.sample_batch import ACTION_LOGP, ACTIONS, NEXT_OBS, OBS, REWARDS, TERMINATED, VALUES, SampleBatch
+from rlsample.sample_batch import (
+    ACTION_LOGP,
+    ACTIONS,
+    NEXT_OBS,
+    OBS,
+    POLICY_VERSION,
+    REWARDS,
+    TERMINATED,
+    VALUES,
+    SampleBatch,
+)
 from rlsample.tree import Tree, flatten
 
 __all__ = ["InputJudge", "PolicyInput", "SamplerInput", "make_input"]
@@ -51,8 +61,8 @@ class SamplerInput:
 
 
 class PolicyInput:
-    """Logged batches as a policy learns from them: checked against its spaces; ``values``, if it has such a column, are
-    those of its weights of now.
+    """Logged batches as a policy learns from them: checked against its spaces; ``values``, if it has such a column, and
+    ``policy_version`` are those of its weights of now (the logged version counts another run's updates).
 
     Raises:
         ConfigError: from ``next``: a column that is missing or does not fit (named with its dtype and shape).
@@ -71,6 +81,7 @@ class PolicyInput:
     def __next__(self) -> SampleBatch:
         batch = next(self._reader)
         self._check(batch)
+        batch[POLICY_VERSION] = np.full(batch.count, self._policy.version)
         if VALUES in self._policy.extra_columns:
             batch[VALUES] = self._policy.values(batch[OBS])
         return batch
@@ -134,7 +145,7 @@ class InputJudge:
     """Estimates of the policy's return from the first whole episodes of the logs, which it keeps in memory.
 
     Raises:
-        ConfigError: fewer than two whole episodes in the logs.
+        ConfigError: fewer than two whole episodes in the logs, or rows without a finite action_logp.
     """
 
     def __init__(self, settings: OfflineSettings, gamma: float) -> None:
@@ -145,6 +156,7 @@ class InputJudge:
             self._episodes = list(itertools.islice(episodes, settings.input_evaluation_episodes))
         if len(self._episodes) < 2:
             raise ConfigError(f"input_evaluation: fewer than two whole episodes in {', '.join(logs)}")
+        require_logp(self._episodes)
         self._last: dict[str, float | None] = {}
 
     def tags(self, policy: Policy, iteration: int) -> dict[str, float | None]:
