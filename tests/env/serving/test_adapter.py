@@ -548,3 +548,16 @@ def test_a_full_queue_lets_log_action_wait(workers):
             outcome(waiting)
             adapter.send_actions(batch.env_ids, np.zeros(1, np.int64))
         assert seen == [0, 1, 2]
+
+
+def test_an_id_used_again_stays_open_when_rows_of_its_first_episode_are_refused():
+    env, adapter = served()
+    with adapter:
+        env.start_episode("x")
+        env.log_action(at(1, 0), 1, "x")
+        env.end_episode(at(1, 1), "x")
+        env.start_episode("x")
+        batch = adapter.poll()
+        adapter.refuse(batch.env_ids, ValueError("no"))
+        assert env.open_episodes == ["x"]
+        env.log_action(at(2, 0), 1, "x")

@@ -412,6 +412,24 @@ def test_agents_ended_while_their_question_stands(workers):
         assert env.desk.by_lane[:3] == [None] * 3
 
 
+def test_a_refused_row_of_an_agent_that_has_left_closes_the_episode_too():
+    env = Match()
+    with ServingEnvAdapter(env) as adapter:
+        env.start_episode("m")
+        env.log_action({"a": at(1, 0), "b": at(2, 0)}, {"a": 1, "b": 2})
+        env.end_agents({"a": at(1, 1)})
+        batch = adapter.poll()
+        assert batch.agent_ids.tolist() == [0, 1]
+        adapter.refuse(batch.env_ids[:1], ValueError("no"))
+        with pytest.raises(ServingError, match="'m' was closed, as no action could be had: no"):
+            env.log_action({"b": at(2, 1)}, {"b": 0}, "m")
+        failed = adapter.poll().failures
+        assert sorted(failed) == [0, 1]
+        adapter.try_restart(np.array([0, 1]))
+        assert env.desk.by_lane == [None] * 9
+        assert len({env.start_episode() for _ in range(3)}) == 3, "every place is free"
+
+
 def test_questions_answered_in_parts_wait_for_all_of_them(workers):
     env = Match(settings=ServingSettings(max_batch=2))
     adapter = ServingEnvAdapter(env)
@@ -427,6 +445,46 @@ def test_questions_answered_in_parts_wait_for_all_of_them(workers):
         assert batch.agent_ids.tolist() == [2]
         adapter.send_actions(batch.env_ids, np.array([0]))
         assert outcome(asking) == {"a": 2, "b": 1, "c": 0}
+
+
+def test_answers_that_came_after_the_time_was_up_are_there_for_the_next_call(workers):
+    env = Match(settings=ServingSettings(max_batch=1))
+    adapter = ServingEnvAdapter(env)
+    with adapter:
+        (client,) = workers(1)
+        client.do(lambda: env.start_episode("m"))
+        question = {"a": at(1, 0), "b": at(2, 0), "c": at(3, 0)}
+        with pytest.raises(ServingError, match="m/a' in"):
+            client.do(lambda: env.get_action(question, timeout_s=0.01))
+        for action in (2, 1):
+            batch = adapter.poll()
+            adapter.send_actions(batch.env_ids, np.array([action]))
+        for _ in range(2):
+            with pytest.raises(ServingError, match="m/c' in"):
+                client.do(lambda: env.get_action(question, timeout_s=0.01))
+        again = client.begin(lambda: env.get_action(question))
+        batch = adapter.poll()
+        assert batch.agent_ids.tolist() == [2], "nobody was asked twice"
+        adapter.send_actions(batch.env_ids, np.array([0]))
+        assert outcome(again) == {"a": 2, "b": 1, "c": 0}
+
+
+def test_a_client_that_is_woken_for_one_agent_wakes_itself_for_the_others(workers):
+    """As only a few are woken at a time, each goes on where the one before stopped."""
+    env = Match()
+    with ServingEnvAdapter(env) as adapter:
+        (client,) = workers(1)
+        client.do(env.start_episode)
+        asking = client.begin(lambda: env.get_action({"a": at(1, 0), "b": at(2, 0)}))
+        adapter.poll()
+        while not adapter.episode_in(0).waiting:
+            pass
+        for lane in (0, 1):
+            part = env.desk.asking.pop(lane)
+            part.answer = lane
+            env.desk.answered.append(part)
+        env.desk.pass_on()
+        assert outcome(asking) == {"a": 0, "b": 1}
 
 
 def test_agents_of_one_episode_may_be_asked_for_by_different_threads(workers):
