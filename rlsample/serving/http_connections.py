@@ -39,16 +39,21 @@ class HttpConnections:
         Raises:
             NoAnswer: no connection, a broken one, or no reply within the request's ``timeout_s``.
         """
-        connection = self._take()
-        done = False
-        try:
-            reply = self._exchange(connection, request)
-            done = True
-            return reply
-        except (OSError, http.client.HTTPException) as e:
-            raise NoAnswer(f"{type(e).__name__}: {e}" if str(e) else type(e).__name__) from e
-        finally:
-            self._put_back(connection, done)
+        while True:
+            connection = self._take()
+            kept = connection.sock is not None
+            done = False
+            try:
+                reply = self._exchange(connection, request)
+                done = True
+                return reply
+            except (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected) as e:
+                if not kept:  # else the server had closed it while it was idle: the next one may be in order
+                    raise NoAnswer(_words(e)) from e
+            except (OSError, http.client.HTTPException) as e:
+                raise NoAnswer(_words(e)) from e
+            finally:
+                self._put_back(connection, done)
 
     def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Reply:
         if connection.sock is None:
@@ -90,3 +95,7 @@ class HttpConnections:
                     connection.sock.shutdown(socket.SHUT_RDWR)
         for connection in idle:
             connection.close()
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

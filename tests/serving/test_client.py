@@ -1,6 +1,7 @@
 """PolicyClient and its async twin against a real server: the rows that land there are the steps that were made."""
 
 import asyncio
+import socket
 import threading
 import time
 import urllib.request
@@ -392,3 +393,37 @@ def test_what_a_client_that_is_gone_left_open_ends_truncated():
             client.get_action(at(1, 1))
             client.log_returns(7.0)  # never sent: the action it belongs to has no outcome
         assert rig.episodes(1) == [[row(1, 0, answer(1, 0), 0.5, "trunc")]]
+
+
+def test_an_async_client_that_closes_ends_its_calls():
+    evaluator = CommonPolicyEvaluator(ServingEnv(OBS_SPACE, ACTION_SPACE), RuledPolicy, sample_async=False)
+
+    async def play(server):
+        client = AsyncPolicyClient(server.url, settings=quick())
+        await client.start_episode()
+        waiting = asyncio.create_task(client.get_action(at(1, 0)))  # nobody samples: no answer comes
+        while not server.stats()["waiting_requests"]:
+            await asyncio.sleep(0.002)
+        await client.aclose()
+        with pytest.raises(ServingError, match="closed"):
+            await asyncio.wait_for(waiting, LIMIT_S)
+        with pytest.raises(ServingError, match="closed"):
+            await client.start_episode()
+
+    with evaluator, PolicyServer(evaluator, HttpSettings(port=0), sample=False) as server:
+        asyncio.run(play(server))
+
+
+def test_connections_that_the_server_closed_while_they_were_idle_cost_no_pause():
+    with Rig() as rig, client_of(rig, backoff_s=1000.0) as client:  # a second try would come too late
+        client.start_episode()
+        idle = client._connections._idle
+        for connection in (*idle, *(idle[0].__class__(*rig.server.address) for _ in range(2))):
+            if connection.sock is None:
+                connection.connect()
+                idle.append(connection)
+            connection.sock.shutdown(socket.SHUT_RDWR)
+        assert client.get_action(at(1, 0)) == answer(1, 0)
+        assert len(idle) == 1
+        client.end_episode(at(1, 1))
+        assert rig.episodes(1) == [[row(1, 0, answer(1, 0), 0.0, "term")]]
