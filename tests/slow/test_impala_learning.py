@@ -1,4 +1,7 @@
-"""IMPALA and APPO learn CartPole with two sampling processes: minutes long, `make test-slow`."""
+"""IMPALA and APPO learn CartPole with two sampling processes: minutes long, `make test-slow`.
+
+The same as `rlsample train --algo impala --env CartPole-v1 --num-workers 2 --stop-return 475 --max-steps 400000`.
+"""
 
 import pytest
 
@@ -15,7 +18,7 @@ pytestmark = pytest.mark.slow
 )
 def test_two_workers_reach_475(algo, options, seed):
     result = train(
-        algo=algo, env="CartPole-v1", num_workers=2, seed=seed, stop_return=475, max_steps=2_000_000, **options
+        algo=algo, env="CartPole-v1", num_workers=2, seed=seed, stop_return=475, max_steps=400_000, **options
     )
     print(f"{algo} {options} seed {seed}: {result.return_mean:.0f} after {result.env_steps:,}, {result.seconds:.0f} s")
     assert result.stopped_by == "stop_return", result
