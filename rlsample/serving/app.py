@@ -142,7 +142,7 @@ class ServingApp:
             found = {"actions": actions, "policy_version": waiter.version}
             return Answer(200, _MEDIA[wanted], encode(found, wanted))
         if verb == "start":
-            return Answer(201, _MEDIA[wanted], encode({"episode_id": calls.start(call)}, wanted))
+            return Answer(201, _MEDIA[wanted], encode({"episode_id": await calls.start(call)}, wanted))
         if verb == "act":
             return Answer(200, _MEDIA[wanted], encode(self._act(call.obs), wanted))
         if verb == "fragments":

@@ -23,6 +23,10 @@ from rlsample.serving.wire import WireError
 __all__ = ["EpisodeCalls"]
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+_LONG_TURN_S = 0.005  # the loop takes no requests meanwhile
+_SOON_S = 0.001
+_PLACE_S = 1.0
+_TURNS_ELSEWHERE = 256  # after a long one
 _ENDED = 1024  # latest ended episodes whose answers are kept for a retry
 
 
@@ -57,11 +61,13 @@ class EpisodeCalls:
         self.closed = False
         self._mail: collections.deque[tuple[Waiter, int, Any, int]] = collections.deque()
         self._mail_announced = False
+        self._turn_comes = False
+        self._turns_elsewhere = 0
 
     # ------------------------------------------------------------------ the calls
 
-    def start(self, call: Any) -> str:
-        """Opens an episode and returns its id."""
+    async def start(self, call: Any) -> str:
+        """Opens an episode and returns its id. Waits a moment for a place that an ended episode is about to leave."""
         self._require_serving()
         wanted = call.episode_id
         if wanted is not None:
@@ -69,11 +75,18 @@ class EpisodeCalls:
                 raise HttpError("bad_value", "an episode_id has 1 to 128 characters of A-Z a-z 0-9 . _ ~ -")
             if wanted in self._registry.open:
                 raise HttpError("conflict", f"episode {wanted!r} is open already: end it first")
-        try:
-            served = self._registry.start(wanted, call.training_enabled and self._recording, 0.0)
-        except ServingError as e:
-            self._require_serving()
-            raise HttpError("busy", str(e)) from None
+        recorded = call.training_enabled and self._recording
+        deadline = time.monotonic() + _PLACE_S
+        while True:
+            try:
+                served = self._registry.start(wanted, recorded, 0.0)
+                break
+            except ServingError as e:
+                self._require_serving()
+                full = len(self._registry.open) >= self._registry.max_concurrent
+                if full or wanted in self._registry.open or time.monotonic() > deadline:
+                    raise HttpError("busy", str(e)) from None
+            await asyncio.sleep(_SOON_S)
         self._forget(served.id)
         self.open[served.id] = OpenEpisode(served)
         return served.id
@@ -196,13 +209,35 @@ class EpisodeCalls:
         self.waiting.add(waiter)
         for index, (episode, obs) in enumerate(zip(episodes, rows, strict=True)):
             try:
-                self.desk.ask_later(episode.served, obs, functools.partial(self._mail_in, waiter, index))
+                self.desk.ask_later(episode.served, obs, functools.partial(self._mail_in, waiter, index), False)
             except ServingError as e:  # closed between the checks and here
                 self._mail_in(waiter, index, e)
                 continue
             episode.busy = True
             episode.t += 1
+        if not self._turn_comes:
+            self._turn_comes = True
+            self.loop.call_soon(self._turn)  # after the other requests that have arrived by now
         return waiter
+
+    def _turn(self) -> None:
+        """Has everything answered that has been asked. A policy that takes long does it in the sampling thread."""
+        self._turn_comes = False
+        if self._turns_elsewhere:
+            self._turns_elsewhere -= 1
+            self.desk.inbox.ring()
+            return
+        started = time.perf_counter()
+        self._mail_announced = True  # answers that come now are delivered here
+        try:
+            done = self.desk.answer_now()
+        finally:
+            self._deliver()
+        if not done:
+            self._turn_comes = True
+            self.loop.call_later(_SOON_S, self._turn)
+        elif time.perf_counter() - started > _LONG_TURN_S:
+            self._turns_elsewhere = _TURNS_ELSEWHERE
 
     def settle(self, waiter: Waiter) -> list[Any]:
         """The actions of a request whose ``done`` is done.

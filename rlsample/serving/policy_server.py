@@ -80,6 +80,7 @@ class PolicyServer:
         if not isinstance(evaluator.env, ServingEnvAdapter):
             raise ConfigError(f"a PolicyServer serves a ServingEnv, not {type(evaluator.env).__name__}")
         self.evaluator, self.settings = evaluator, settings or HttpSettings()
+        self._adapter = evaluator.env
         self._env: ServingEnv = evaluator.env.env
         self._samples, self._progress = sample, progress or (lambda: _NO_PROGRESS)
         self.metrics = ServingMetrics()
@@ -274,6 +275,7 @@ class PolicyServer:
 
     async def _serve(self, server: uvicorn.Server) -> None:
         self._calls.loop = asyncio.get_running_loop()
+        self._adapter.be_driven(True)
         ticker = asyncio.create_task(self._tick(server))
         try:
             await server.serve(sockets=[self._socket] if self._socket else None)
@@ -282,6 +284,7 @@ class PolicyServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await ticker
             self._calls.close("the server was shut down")
+            self._adapter.be_driven(False)
 
     async def _tick(self, server: uvicorn.Server) -> None:
         while True:

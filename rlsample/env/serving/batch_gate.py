@@ -23,17 +23,21 @@ class BatchGate:
 
     Attributes:
         num_prompt: how many there are.
+        driven: somebody collects batches elsewhere (see :meth:`ServingEnvAdapter.be_driven`): none waits here.
     """
 
     def __init__(self, desk: EpisodeDesk, max_batch: int, max_wait_s: float) -> None:
         self._desk, self._max_batch, self._max_wait_s = desk, max_batch, max_wait_s
         self.num_prompt = 0
+        self.driven = False
         self._late = False
         self._vain = self._num_hasty = 0
 
     def expected(self) -> int:
         """How many entries make the next batch: all prompt ones, or 1 while waiting for them has been in vain."""
         self._late = False
+        if self.driven:
+            return 1
         if self._num_hasty:
             self._num_hasty -= 1
             return 1

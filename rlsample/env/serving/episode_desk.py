@@ -118,8 +118,14 @@ class EpisodeDesk:
                 self.pass_on()
             episode.mutex.release()
 
-    def ask_later(self, episode: ServedEpisode, obs: Any, on_answer: Callable[[Any], None]) -> None:
-        """Poses the question and returns; see :meth:`ServingEnv.request_action`."""
+    def ask_later(
+        self, episode: ServedEpisode, obs: Any, on_answer: Callable[[Any], None], at_once: bool = True
+    ) -> None:
+        """Poses the question and returns; see :meth:`ServingEnv.request_action`.
+
+        Args:
+            at_once: False: nobody is woken for it before :meth:`answer_now`.
+        """
         if not episode.mutex.acquire(False):
             raise in_use(episode)
         try:
@@ -127,12 +133,20 @@ class EpisodeDesk:
                 raise question_stands(episode)
             episode.on_answer = on_answer
             try:
-                self._pose(episode, obs, self.inbox.put)
+                self._pose(episode, obs, self.inbox.put if at_once else self.inbox.ready.append)
             except BaseException:
                 episode.on_answer = None
                 raise
         finally:
             episode.mutex.release()
+
+    def answer_now(self) -> bool:
+        """Answers the questions that were posed with ``at_once=False``, if the sampling thread is parked.
+
+        Returns:
+            False: it is awake, and may take them itself: call again within a millisecond or so.
+        """
+        return self.inbox.work_now()
 
     def log(self, episode: ServedEpisode, obs: Any, action: Any, logp: Any) -> None:
         """Queues a row that brings its action; see :meth:`ServingEnv.log_action`."""

@@ -76,6 +76,25 @@ class Inbox:
             else:
                 self.ring()
 
+    def work_now(self) -> bool:
+        """Takes a turn for all entries that were added to ``ready`` without a call, if the sampling thread is parked.
+
+        Returns:
+            False: that thread is awake. It takes them with its next look, or parks just now: come again soon. To ring
+            here would keep it awake for ever, and two threads busy with the work of one.
+        """
+        if not self.ready:
+            return True
+        waits = self._target != _NEVER  # else a turn before this one has called it, and it is still to wake
+        if not waits or self._take_turn is None or not self._parked.acquire(False):
+            return False
+        self._target = _NEVER
+        try:
+            self._work(self._take_turn)
+        finally:
+            self._parked.release()
+        return True
+
     def _work(self, take_turn: Callable[[], None]) -> None:
         done = False
         try:

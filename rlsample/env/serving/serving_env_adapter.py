@@ -152,7 +152,16 @@ class ServingEnvAdapter(BaseEnv):
             take_turn: polls with ``timeout_s=0`` and sends actions, as the thread would that waits in poll. What it
                 raises is raised by that thread's poll. If it leaves slots waiting, that poll returns empty.
         """
-        self._desk.inbox.lend_turns(take_turn, lambda: not self._num_held and self._gate.num_prompt <= 1)
+        gate = self._gate
+        self._desk.inbox.lend_turns(take_turn, lambda: not self._num_held and (gate.num_prompt <= 1 or gate.driven))
+
+    def be_driven(self, driven: bool) -> None:
+        """Says that one thread serves many clients, such as a server's loop.
+
+        It asks by ``desk.ask_later(..., at_once=False)`` as often as it likes, then calls ``desk.answer_now()``, which
+        answers in that thread, in one batch, while the sampling thread is parked. No batch waits for other clients.
+        """
+        self._gate.driven = driven
 
     def _require_some_open(self) -> None:
         code = self._states.code.tobytes()
