@@ -1,5 +1,6 @@
 """Episodes that several agents play in: who is asked, every agent's rows, ends, joins and wrong calls (case 11)."""
 
+import collections
 import contextlib
 import threading
 
@@ -9,6 +10,7 @@ import torch
 
 from rlsample.env import MultiAgentServingEnv, ServingSettings
 from rlsample.env.serving import ServingEnvAdapter
+from rlsample.env.serving.inbox import Inbox
 from rlsample.env.serving.served_episode import ServingEnded
 from rlsample.errors import ConfigError, ServingError, SpaceError
 from rlsample.evaluation import Callbacks, MetricsWindow
@@ -535,6 +537,21 @@ def test_close_ends_a_call_that_waits_for_several_answers(workers):
             call()
 
 
+def test_a_question_that_comes_in_just_as_serving_ends_is_told_so(monkeypatch):
+    env = Match()
+    desk, send_all = env.desk, env.desk._send_all
+
+    def too_late(rows):
+        desk.stop("serving is over")
+        send_all(rows)
+
+    monkeypatch.setattr(desk, "_send_all", too_late)
+    env.start_episode("m")
+    with pytest.raises(ServingError, match="'m/a': serving is over"):
+        env.get_action({"a": at(1, 0), "b": at(2, 0)}, timeout_s=0.01)
+    assert not desk.asking
+
+
 def test_an_episode_expires_when_all_its_agents_are_idle(serve):
     """One that is silent while another plays does not."""
     settings = ServingSettings(idle_timeout_s=0.2)
@@ -561,6 +578,34 @@ def test_an_episode_expires_when_all_its_agents_are_idle(serve):
     assert rows[1, 1] == part(2, [0])
     assert [m.agent_returns for m in ev.get_metrics()] == [{"a": 2.0}, {"a": 0.0, "b": 0.0}]
     assert ev.env.stats["expired"] == 1
+
+
+def test_an_episode_with_a_question_that_stands_does_not_expire(workers):
+    env = Match(settings=ServingSettings(idle_timeout_s=0.02))
+    with ServingEnvAdapter(env) as adapter:
+        (client,) = workers(1)
+        client.do(lambda: env.start_episode("m"))
+        with pytest.raises(ServingError, match="no answer"):
+            client.do(lambda: env.get_action({"a": at(1, 0)}, timeout_s=0.01))
+        waiting = adapter.poll()
+        for _ in range(5):
+            assert not adapter.poll(timeout_s=0.02).failures
+        assert env.open_episodes == ["m"]
+        adapter.send_actions(waiting.env_ids, np.array([1]))
+        assert client.do(lambda: env.get_action({"a": at(1, 0)})) == {"a": 1}
+
+
+def test_entries_put_together_are_never_seen_apart(workers):
+    class Together(collections.deque):
+        def append(self, entry):
+            raise AssertionError(f"{entry} came alone")
+
+    inbox = Inbox()
+    inbox.ready = Together()
+    waiting = workers(1)[0].begin(lambda: inbox.wait(2, 60.0))
+    inbox.put_all([1, 2, 3])
+    outcome(waiting)
+    assert list(inbox.ready) == [1, 2, 3]
 
 
 def test_an_episode_nobody_ever_acted_in_expires_too(serve):
