@@ -3,7 +3,7 @@
     python -m tests.slow.http_player URL FOLDER SEED
 
 Writes each observation, 16 bytes, into FOLDER/asked-SEED before it asks for its action, and a line for each whole
-episode into FOLDER/returns-SEED. What is written survives kill -9.
+episode into FOLDER/returns, which all players share. What is written survives kill -9.
 """
 
 import sys
@@ -21,7 +21,7 @@ def main(url, folder, seed):
     with (
         PolicyClient(url, settings=ClientSettings(timeout_s=600.0)) as client,
         open(folder / f"asked-{seed}", "ab", buffering=0) as asked,
-        open(folder / f"returns-{seed}", "ab", buffering=0) as returns,
+        open(folder / "returns", "ab", buffering=0) as returns,
     ):
         while True:
             client.start_episode()

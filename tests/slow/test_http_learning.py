@@ -21,7 +21,7 @@ from tests.serving.client_rig import free_port
 
 pytestmark = pytest.mark.slow
 
-GOAL = 475.0  # mean of the last 100 episodes that the server saw
+GOAL = 475.0  # mean of the last 100 episodes that the clients played
 LIMIT_S = 1800.0
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def test_four_clients_teach_a_policy_over_http_though_they_and_the_server_are_ki
             processes.start_server(str(run))
             resumed = processes.stats()["sampled_steps"]
             assert learnt[-1] - 12_000 < resumed <= learnt[-1] + 4_000  # from its newest checkpoint
-        until(lambda: returns_of(processes.stats()) >= GOAL, f"a mean return of {GOAL}")
+        until(lambda: processes.stats() is not None and mean_return(tmp_path) >= GOAL, f"a mean return of {GOAL}")
         seconds, stats = time.monotonic() - started, processes.stats()
         processes.server.send_signal(signal.SIGINT)
         assert processes.server.wait(60) == 130
@@ -103,7 +103,7 @@ def test_four_clients_teach_a_policy_over_http_though_they_and_the_server_are_ki
     asked = observations_asked(tmp_path)
     recorded = observations_recorded(logs)
     print(
-        f"mean of 100 episodes {returns_of(stats):.0f} after {seconds:.0f} s; {len(asked):,} steps played, "
+        f"mean of 100 episodes {mean_return(tmp_path):.0f} after {seconds:.0f} s; {len(asked):,} steps played, "
         f"{len(recorded):,} recorded, {stats['sampled_steps']:,} learnt from; p50 {stats['p50_ms']:.1f} ms"
     )
     assert len(set(asked)) == len(asked)  # each step of the clients has an observation of its own
@@ -113,10 +113,10 @@ def test_four_clients_teach_a_policy_over_http_though_they_and_the_server_are_ki
     assert any((run / "checkpoints").iterdir())
 
 
-def returns_of(stats):
+def mean_return(folder):
     """Mean of the last 100 returns, 0 where there are fewer."""
-    returns = stats["returns"][-100:]
-    return float(np.mean(returns)) if len(returns) == 100 else 0.0
+    returns = (folder / "returns").read_text().split()[-100:]
+    return float(np.mean([int(one) for one in returns])) if len(returns) == 100 else 0.0
 
 
 def observations_asked(folder):
