@@ -24,7 +24,7 @@ class Untouched(gymnasium.Env):
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_dqn_learns_cartpole_from_what_ppo_recorded(tmp_path, seed):
-    """PPO records its way from nothing to about 300; DQN, from these rows alone, plays at least 100 (random: 22).
+    """PPO records its way from nothing to above 300; DQN, from these rows alone, plays at least 100 (random: 22).
     docs/offline.md has the returns of three seeds."""
     logs = tmp_path / "logs"
     rlsample.train(algo="ppo", env="CartPole-v1", seed=seed, max_steps=40_000, output=str(logs))
