@@ -291,7 +291,7 @@ class Waiting:
 
     def __enter__(self):
         self.server.start()
-        self.client = CLIENTS[self.kind](self.server.url)
+        self.client = CLIENTS[self.kind](self.server.url, timeout_s=600.0, try_timeout_s=600.0)
         self.client.start_episode()
         self.thread = threading.Thread(target=self._ask)
         self.thread.start()
@@ -399,7 +399,7 @@ def test_an_async_client_that_closes_ends_its_calls():
     evaluator = CommonPolicyEvaluator(ServingEnv(OBS_SPACE, ACTION_SPACE), RuledPolicy, sample_async=False)
 
     async def play(server):
-        client = AsyncPolicyClient(server.url, settings=quick())
+        client = AsyncPolicyClient(server.url, settings=quick(timeout_s=600.0, try_timeout_s=600.0))
         await client.start_episode()
         waiting = asyncio.create_task(client.get_action(at(1, 0)))  # nobody samples: no answer comes
         while not server.stats()["waiting_requests"]:
