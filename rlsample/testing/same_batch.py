@@ -13,8 +13,8 @@ __all__ = ["assert_same_batch"]
 
 
 def assert_same_batch(got: SampleBatch, expected: SampleBatch, columns: Sequence[str] | None = None) -> None:
-    """Raises AssertionError unless columns, their structure, dtypes, shapes and bytes are the same, and next_obs, however
-    it is derived. The message names the first column that differs.
+    """Raises AssertionError unless columns, their structure, dtypes, shapes and bytes are the same, and next_obs,
+    however it is derived. The message names the first column that differs.
 
     Args:
         columns: only these; None: all of both, next_obs, and fragment_lengths.
