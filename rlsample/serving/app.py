@@ -25,7 +25,7 @@ _MEDIA = {media_type: media_type.encode() for media_type in DECODERS}
 _EPISODES = "/v1/episodes/"
 EPISODE_VERBS = ("action", "log_action", "returns", "end")
 FLAT_CALLS = {"/v1/episodes": "start", "/v1/actions": "actions", "/v1/act": "act", "/v1/fragments": "fragments"}
-_KEPT_STARTS = 4096  # answers kept of calls on no open episode
+_KEPT_STARTS = 4096  # answers kept of starts; those of other calls are kept with their episode
 _NOTHING = {media_type: encode({}, media_type) for media_type in DECODERS}
 
 
@@ -59,6 +59,7 @@ class ServingApp:
         try:
             self.gate.require_rate(scope)
             headers = Headers(scope["headers"])
+            self.gate.require_host(headers)
             if path.startswith(_EPISODES):
                 episode_id, _, verb = path[len(_EPISODES) :].partition("/")
                 if verb not in EPISODE_VERBS:
@@ -77,15 +78,19 @@ class ServingApp:
             answer = self._refuse(e, headers)
         except Exception as e:
             log.exception("a request failed in the server")
-            answer = self._refuse(HttpError("policy_failed", f"the server failed: {type(e).__name__}: {e}"), headers)
+            message = f"the server failed: {type(e).__name__}; its log says more"
+            answer = self._refuse(HttpError("policy_failed", message), headers)
         self.metrics.requests += 1
         if answer is None:
             await self._others(scope, receive, send)
             return
-        length = b"%d" % len(answer.body)
-        fields = [(b"content-type", answer.media_type), (b"content-length", length), *answer.headers]
-        await send({"type": "http.response.start", "status": answer.status, "headers": fields})
-        await send({"type": "http.response.body", "body": answer.body})
+        await _send(answer, send)
+
+    async def one_too_many(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers the request of a connection that is more than there may be."""
+        self.metrics.requests += 1
+        answer = self._refuse(HttpError("busy", "there are too many connections: come back later"), None)
+        await _send(answer._replace(headers=(*answer.headers, (b"connection", b"close"))), send)
 
     def _refuse(self, error: HttpError, headers: Headers | None) -> Answer:
         self.metrics.rejected[error.code] += 1
@@ -96,13 +101,13 @@ class ServingApp:
         if headers.sent is None:
             raise HttpError("media_type", "a body is application/json or application/msgpack")
         try:
-            call = DECODERS[headers.sent][verb](body or b"{}")
+            call = DECODERS[headers.sent][verb](body or _NOTHING[headers.sent])
         except WireError as e:
             raise HttpError("bad_value", str(e)) from None
-        if headers.key is None:
+        if headers.key is None or verb == "act":  # which books nothing
             return await self._run(verb, episode_id, call, headers.wanted)
         key, request = headers.key, (verb, episode_id, headers.sent, hash(body))
-        book = self._book(episode_id, key)
+        book = self._book(_home(verb, episode_id, call), key)
         kept = book.find(key, request)
         if kept is not None:
             return await kept.wait()
@@ -128,12 +133,13 @@ class ServingApp:
         if verb == "action":
             episode = calls.find(episode_id)
             waiter = calls.ask(episode, call)
+            t = episode.t
             await waiter.done
             (action,) = calls.settle(waiter)
             if wanted == JSON and action.__class__ is int:
-                body = b'{"action":%d,"policy_version":%d,"t":%d}' % (action, waiter.version, episode.t)
+                body = b'{"action":%d,"policy_version":%d,"t":%d}' % (action, waiter.version, t)
             else:
-                body = encode({"action": action, "policy_version": waiter.version, "t": episode.t}, wanted)
+                body = encode({"action": action, "policy_version": waiter.version, "t": t}, wanted)
             return Answer(200, _MEDIA[wanted], body)
         if verb == "actions":
             waiter = calls.ask_many(call)
@@ -150,6 +156,20 @@ class ServingApp:
             return Answer(200, _MEDIA[wanted], encode(found, wanted))
         getattr(calls, verb)(calls.find(episode_id), call)
         return Answer(200, _MEDIA[wanted], _NOTHING[wanted])
+
+
+def _home(verb: str, episode_id: str, call: Any) -> str:
+    """The episode whose book has the call: other episodes cannot push it out there."""
+    if verb == "actions":
+        return call.episode_ids[0] if call.episode_ids else ""
+    return call.episode_id if verb == "fragments" else episode_id
+
+
+async def _send(answer: Answer, send: Any) -> None:
+    length = b"%d" % len(answer.body)
+    fields = [(b"content-type", answer.media_type), (b"content-length", length), *answer.headers]
+    await send({"type": "http.response.start", "status": answer.status, "headers": fields})
+    await send({"type": "http.response.body", "body": answer.body})
 
 
 def _no_such(path: str) -> HttpError:

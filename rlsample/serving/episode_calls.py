@@ -153,7 +153,18 @@ class EpisodeCalls:
         self.add_reward(episode, call.reward, call.info)
 
     def end(self, episode: OpenEpisode, call: Any) -> None:
-        """Ends an episode."""
+        """Ends an episode.
+
+        Cut off, it may end at the count before its last action, also while that is awaited: it was not carried out.
+        """
+        if call.truncated and episode.t and (call.t == episode.t - 1 or (call.t is None and episode.busy)):
+            self._require_serving()
+            self.checked(self.codec.obs, call.obs)
+            self.desk.abandon(episode.served, "has ended")
+            self._move_to_ended(episode)
+            if episode.t > 1:
+                self.metrics.episode_ended(episode.total)
+            return
         self.require_turn(episode, call.t)
         obs = self.checked(self.codec.obs, call.obs)
         if call.reward is not None:

@@ -7,6 +7,7 @@ __all__ = ["STATUS", "HttpError"]
 STATUS = {
     "bad_value": 400,
     "unauthorized": 401,
+    "wrong_host": 403,
     "unknown_episode": 404,
     "not_found": 404,
     "method": 405,

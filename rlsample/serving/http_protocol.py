@@ -33,6 +33,12 @@ class ServingProtocol(HttpToolsProtocol):
         """A client has connected; its first request is on its way."""
         self.arriving_since = time.monotonic()
         super().connection_made(JoinedWrites(transport))  # type: ignore[arg-type]
+        limit = self.config.limit_concurrency
+        self.limit_concurrency = None  # uvicorn's way refuses those that were here before, too
+        if limit is not None and len(self.connections) > limit:
+            self.app = self.app.one_too_many
+            if len(self.connections) > 2 * limit:
+                self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came."""
@@ -57,6 +63,11 @@ class ServingProtocol(HttpToolsProtocol):
         self.arriving_since = None
         self._beside_body = 0
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The answer was written; that to a HEAD has no body."""
+        self.transport.flush()  # type: ignore[attr-defined]
+        super().on_response_complete()
 
     def cut_off_if_slow(self, limit_s: float) -> None:
         """Closes the connection if a request has been arriving for longer than that."""
@@ -95,9 +106,13 @@ class JoinedWrites:
 
     def close(self) -> None:
         """Sends what was kept, then closes."""
+        self.flush()
+        self._transport.close()
+
+    def flush(self) -> None:
+        """Sends what was kept: no body comes."""
         if self._head:
             self.write(b"")
-        self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

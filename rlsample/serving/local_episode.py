@@ -18,18 +18,18 @@ class LocalEpisode(ClientEpisode):
     Args:
         episode_id: the server's.
         recorded: rows shall be uploaded; False: none are kept.
-        number: of the episode in its client; keys of its uploads have it.
+        number: of the episode in its client.
 
     Attributes:
         t: number, in the episode, of the first row that is here.
         num_rows: rows that are here, the last one of them perhaps without its whole reward.
     """
 
-    __slots__ = ("_actions", "_logp", "_obs", "_rewards", "number", "recorded", "t")
+    __slots__ = ("_actions", "_logp", "_obs", "_rewards", "recorded", "t")
 
     def __init__(self, episode_id: str, recorded: bool, number: int) -> None:
-        super().__init__(episode_id)
-        self.recorded, self.number, self.t = recorded, number, 0
+        super().__init__(episode_id, number)
+        self.recorded, self.t = recorded, 0
         self._clear()
 
     def _clear(self) -> None:

@@ -184,7 +184,7 @@ def _query(summary: str, found: Schema) -> Schema:
 
 
 def _operation(summary: str, body: Schema | None, answers: dict[str, str], refusals: tuple[str, ...]) -> Schema:
-    codes = [*refusals, "unauthorized", "method", "rate_limited", "closed"]
+    codes = [*refusals, "unauthorized", "wrong_host", "method", "rate_limited", "closed"]
     responses: Schema = {status: {"description": text} for status, text in answers.items()}
     for code in codes:
         responses.setdefault(str(STATUS[code]), {"$ref": f"#/components/responses/{code}"})

@@ -90,7 +90,9 @@ class PolicyServer:
         self._calls = EpisodeCalls(
             self._env, self._codec, self.metrics, lambda: policy.version, not sample, self.settings.max_pending
         )
-        gate = RequestGate(self.settings.token, self.settings.rate_limit, self.settings.body_limit(spaces[0]))
+        http = self.settings
+        is_free = http.token is None and not http.insecure
+        gate = RequestGate(http.token, http.rate_limit, http.body_limit(spaces[0]), checks_host=is_free)
         others = OtherRoutes(
             {"observation_space": describe_space(spaces[0]), "action_space": describe_space(spaces[1])},
             describe_api(*spaces, _VERSION, self.settings.token is not None),

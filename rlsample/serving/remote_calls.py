@@ -32,6 +32,9 @@ CALL_ORDER = (
 class ClientEpisode:
     """An open episode as the client sees it.
 
+    Args:
+        number: of the episode in its client. Keys have it, as an id may be used again.
+
     Attributes:
         calls: how many calls the server has answered; the next one's key is made of it. A call whose answer was lost
             keeps its number, so that it may be made again; another one in its place the server refuses if it knows it.
@@ -39,10 +42,10 @@ class ClientEpisode:
         acted: there is an action to which a reward can belong.
     """
 
-    __slots__ = ("acted", "calls", "id", "in_use", "reward")
+    __slots__ = ("acted", "calls", "id", "in_use", "number", "reward")
 
-    def __init__(self, episode_id: str) -> None:
-        self.id = episode_id
+    def __init__(self, episode_id: str, number: int) -> None:
+        self.id, self.number = episode_id, number
         self.calls = 0
         self.reward = 0.0
         self.acted = False
@@ -137,10 +140,11 @@ class RemoteCalls:
         values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
         if episode_id is not None:
             values["episode_id"] = episode_id
-        key = f"{self._nonce}-start-{next(self._numbers)}"
+        number = next(self._numbers)
+        key = f"{self._nonce}-start-{number}"
         answer = yield from self._exchange.call("POST", "/v1/episodes", values, key, timeout_s)
         started = str(answer["episode_id"])
-        self._episodes.open[started] = ClientEpisode(started)
+        self._episodes.open[started] = ClientEpisode(started, number)
         return started
 
     def get_action(self, obs: Any, episode_id: str | None, timeout_s: float | None) -> Steps[Any]:
@@ -161,7 +165,7 @@ class RemoteCalls:
             values: dict[str, Any] = {"episode_ids": ids, "obs": obs}
             if any(episode.acted for episode in episodes):
                 values["rewards"] = [episode.reward for episode in episodes]
-            numbers = "-".join(f"{episode.id}:{episode.calls}" for episode in episodes)
+            numbers = "-".join(f"{episode.number}:{episode.calls}" for episode in episodes)
             key = f"{self._nonce}-batch-{hashlib.sha256(numbers.encode()).hexdigest()[:32]}"
             answer = yield from self._settle(episodes, "/v1/actions", values, key, timeout_s)
             for episode in episodes:
@@ -205,7 +209,7 @@ class RemoteCalls:
 
     def _call(self, episode: ClientEpisode, verb: str, values: Any, timeout_s: float | None = None) -> Steps[Any]:
         path = f"/v1/episodes/{quote(episode.id, safe='')}/{verb}"
-        key = f"{self._nonce}-{episode.calls}"
+        key = f"{self._nonce}-{episode.number}-{episode.calls}"
         return (yield from self._settle([episode], path, values, key, timeout_s))
 
     def _settle(

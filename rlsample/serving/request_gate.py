@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import hmac
+import ipaddress
 import re
 import time
 from collections.abc import Mapping
@@ -25,13 +26,14 @@ class Headers:
     Attributes:
         sent, wanted: media types of the body and of the answer.
         key: the idempotency key, or None.
+        host: of the URL that was asked for.
     """
 
-    __slots__ = ("authorization", "key", "length", "sent", "wanted")
+    __slots__ = ("authorization", "host", "key", "length", "sent", "wanted")
 
     def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self.authorization = b""
-        self.sent: str | None = JSON
+        self.authorization = self.host = b""
+        self.sent: str | None = None  # no default: pages of other sites may post a body without a type
         self.length = 0
         self.key: str | None = None
         accept = b""
@@ -48,8 +50,25 @@ class Headers:
                 accept = value
             elif name == b"authorization":
                 self.authorization = value
+            elif name == b"host":
+                self.host = value
         wanted = _media_type(accept) if accept else None
         self.wanted = wanted or self.sent or JSON
+
+
+def _is_own_name(host: bytes) -> bool:
+    """Whether no DNS server of somebody else can have led here by this name."""
+    name = host.decode("latin-1").lower()
+    if name.startswith("["):
+        return True
+    name = name.partition(":")[0].rstrip(".")
+    if "." not in name or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _media_type(value: bytes) -> str | None:
@@ -91,12 +110,17 @@ class RequestGate:
         token: or None, where none is asked for. It shows up in no message.
         rate_limit: requests per second and address, or None.
         max_body_bytes: longest body.
+        checks_host: refuse names of the public DNS. Where no token is asked for, a page could else point its own name
+            at this machine, and browsers would take this server for the page's.
     """
 
-    def __init__(self, token: str | None, rate_limit: float | None, max_body_bytes: int) -> None:
+    def __init__(
+        self, token: str | None, rate_limit: float | None, max_body_bytes: int, checks_host: bool = False
+    ) -> None:
         self._expected = None if token is None else b"Bearer " + token.encode("ascii")
         self._rate = None if rate_limit is None else RateLimit(rate_limit)
         self.max_body_bytes = max_body_bytes
+        self._checks_host, self._good_host = checks_host, b""
 
     def require_rate(self, scope: Mapping[str, Any]) -> None:
         """Raises HttpError if the address asks too often."""
@@ -104,6 +128,17 @@ class RequestGate:
             address = (scope.get("client") or ("unknown", 0))[0]
             if not self._rate.take(address, time.monotonic()):
                 raise HttpError("rate_limited", "too many requests from this address: slow down")
+
+    def require_host(self, headers: Headers) -> None:
+        """Raises HttpError if the request names another host than this machine."""
+        if self._checks_host and headers.host != self._good_host:
+            if not _is_own_name(headers.host):
+                raise HttpError(
+                    "wrong_host",
+                    f"this server is not {headers.host[:60].decode('latin-1')!r}: use localhost or an IP address; "
+                    "or give it a token (--token-file), or allow any name with --insecure",
+                )
+            self._good_host = headers.host
 
     def require_token(self, headers: Headers) -> None:
         """Raises HttpError unless the request carries the token, where one is set."""
@@ -119,9 +154,11 @@ class RequestGate:
         """
         if headers.length <= self.max_body_bytes:
             message = await receive()
-            if not message.get("more_body"):
-                return _part(message)
             parts, length = [_part(message)], len(message["body"])
+            if not message.get("more_body"):
+                if length > self.max_body_bytes:
+                    raise self._too_long(length)
+                return parts[0]
             while message.get("more_body"):
                 message = await receive()
                 parts.append(_part(message))

@@ -38,7 +38,8 @@ __all__ = [
 JSON, MSGPACK = "application/json", "application/msgpack"
 ARRAY_EXT, ARRAY_KEY = 42, "__array__"
 MAX_DEPTH = 32
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# A string without an end matches, too: else each quote in it would be tried as the beginning of one.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 _OPEN, _CLOSE = b"[{", b"]}"
 
 
@@ -149,7 +150,10 @@ def _array(dtype: Any, shape: Any, content: bytes) -> np.ndarray:
         raise WireError(f"there is no dtype {dtype!r}") from None
     if kind.itemsize * math.prod(shape) != len(content):
         raise WireError(f"an array of {dtype} and shape {str(list(shape))[:60]} has not {len(content)} bytes")
-    array = np.frombuffer(content, kind).reshape(shape)
+    try:
+        array = np.frombuffer(content, kind).reshape(shape)
+    except (ValueError, OverflowError) as e:  # no bytes, and one axis that is huge beside one that is 0
+        raise WireError(f"there is no array of shape {str(list(shape))[:60]}: {e}") from None
     return array if kind.isnative else array.astype(kind.newbyteorder("="))
 
 

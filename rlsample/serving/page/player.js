@@ -65,8 +65,7 @@ export class Player {
     this.stopping.abort();
   }
 
-  // The page goes away: no time to wait for answers. An episode with an action under way is refused here (its count is
-  // another by then) and expires on the server.
+  // The page goes away: no time to wait for answers. An action that is under way is not carried out: the count says so.
   leave() {
     this.left = true;
     this.stopping.abort();
