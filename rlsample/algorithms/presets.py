@@ -136,6 +136,25 @@ _DQN_CARTPOLE = {
     "activation": "relu",
 }
 
+# Sampling does not wait for the learner: one env and short fragments keep it near five rows per update, as DQN's four.
+_APEX_CARTPOLE = {
+    "num_envs": 1,
+    "rollout_fragment_length": 4,
+    "max_sample_requests_in_flight": 1,
+    "num_replay_buffer_shards": 1,
+    "per_worker_exploration": False,
+    "buffer_size": 100_000,
+    "learning_starts": 1000,
+    "train_batch_size": 64,
+    "learning_rate": 1e-3,
+    "max_grad_norm": 10.0,
+    "target_update_interval": 128,
+    "epsilon_steps": 8000,
+    "final_epsilon": 0.04,
+    "hidden": (128, 128),
+    "activation": "relu",
+}
+
 ALGORITHMS: dict[str, Algorithm] = {
     "ppo": Algorithm(
         name="ppo",
@@ -209,6 +228,7 @@ ALGORITHMS: dict[str, Algorithm] = {
             "learning_starts": 5000,
             "replay_columns": (*_REPLAY_COLUMNS, "policy_version"),
         },
+        tuned={"CartPole-v1": _APEX_CARTPOLE},
         make_optimizer=AsyncReplayOptimizer,
         optimizer_settings=AsyncReplaySettings,
         num_workers=2,
