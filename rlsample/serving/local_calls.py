@@ -7,7 +7,6 @@ when rows come. Pulls and uploads happen within calls, between two steps: there 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 import secrets
@@ -43,7 +42,6 @@ class LocalCalls:
         self._exchange, self._settings = exchange, exchange.settings
         self._episodes = OpenEpisodes()
         self._nonce = secrets.token_hex(8)
-        self._numbers = itertools.count()  # threads never get the same one
         self._lanes: LaneRows  # these two: once there is a policy
         self._codec: SpaceCodec
         self._policy: ActingCopy | None = None
@@ -58,13 +56,8 @@ class LocalCalls:
     def start_episode(self, episode_id: str | None, training_enabled: bool, timeout_s: float | None) -> Steps[str]:
         """See :meth:`PolicyClient.start_episode`."""
         yield from self._update(timeout_s)
-        number = next(self._numbers)
-        values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
-        if episode_id is not None:
-            values["episode_id"] = episode_id
-        key = f"{self._nonce}-start-{number}"
-        answer = yield from self._exchange.call("POST", "/v1/episodes", values, key, timeout_s)
-        episode = LocalEpisode(str(answer["episode_id"]), bool(training_enabled), number)
+        started, number = yield from self._episodes.start(self._exchange, episode_id, training_enabled, timeout_s)
+        episode = LocalEpisode(started, bool(training_enabled), number)
         self._episodes.open[episode.id] = episode
         return episode.id
 

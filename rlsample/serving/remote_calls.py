@@ -18,7 +18,7 @@ from urllib.parse import quote
 from rlsample.env.serving.lane_rows import MAX_REWARD, checked_reward
 from rlsample.errors import EpisodeLostError, ServingError, SpaceError
 from rlsample.serving.action_reader import ActionReader
-from rlsample.serving.exchange import Exchange, RefusedCall, Steps
+from rlsample.serving.exchange import Exchange, RefusedCall, Steps, Unanswered
 from rlsample.serving.space_codec import space_of
 
 __all__ = ["CALL_ORDER", "ClientEpisode", "OpenEpisodes", "RemoteCalls"]
@@ -73,6 +73,32 @@ class OpenEpisodes:
 
     def __init__(self) -> None:
         self.open: dict[str, ClientEpisode] = {}
+        self._nonce = secrets.token_hex(8)
+        self._numbers = itertools.count()  # threads never get the same one
+        self._unanswered: dict[str | None, int] = {}  # the id that was asked for -> number of that start
+
+    def start(
+        self, exchange: Exchange, episode_id: str | None, training_enabled: bool, timeout_s: float | None
+    ) -> Steps[tuple[str, int]]:
+        """Has the server open an episode. One that went without an answer and is asked for again, it opens once.
+
+        Returns:
+            The episode's id, and a number that no other of this client has.
+        """
+        number = self._unanswered.pop(episode_id, None)
+        if number is None:
+            number = next(self._numbers)
+        values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
+        if episode_id is not None:
+            values["episode_id"] = episode_id
+        try:
+            answer = yield from exchange.call(
+                "POST", "/v1/episodes", values, f"{self._nonce}-start-{number}", timeout_s
+            )
+        except Unanswered:
+            self._unanswered[episode_id] = number
+            raise
+        return str(answer["episode_id"]), number
 
     @contextlib.contextmanager
     def use(self, episode_id: str | None, first: Any = None, alone: bool = True) -> Iterator[ClientEpisode]:
@@ -123,7 +149,6 @@ class RemoteCalls:
         self._exchange = exchange
         self._episodes = OpenEpisodes()
         self._nonce = secrets.token_hex(8)
-        self._numbers = itertools.count()  # threads never get the same one
         self._reader: ActionReader | None = None
 
     @property
@@ -137,13 +162,7 @@ class RemoteCalls:
             raise ServingError(f"start_episode: an episode_id is a non-empty str, got {episode_id!r}")
         if self._reader is None:
             self._reader = yield from self._action_reader(timeout_s)
-        values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
-        if episode_id is not None:
-            values["episode_id"] = episode_id
-        number = next(self._numbers)
-        key = f"{self._nonce}-start-{number}"
-        answer = yield from self._exchange.call("POST", "/v1/episodes", values, key, timeout_s)
-        started = str(answer["episode_id"])
+        started, number = yield from self._episodes.start(self._exchange, episode_id, training_enabled, timeout_s)
         self._episodes.open[started] = ClientEpisode(started, number)
         return started
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.serving.client_rig import Rig, client_of
+from rlsample.errors import ServingError
+from rlsample.policy.ppo import PPOPolicy
+from tests.serving.client_rig import LIMIT_S, LosingProxy, Rig, client_of
 from tests.serving.http_rig import Background, await_true, callers
 from tests.serving.test_server_calls import Unsampled, fragment
 
@@ -94,3 +96,28 @@ def test_an_end_before_the_first_action_was_carried_out_leaves_no_row():
         call("action", last, obs=[2, 0])
         call("end", last, obs=[2, 1], reward=1.0)
         assert rig.episodes(1) == [[((2.0, 0.0), (2.0, 1.0), 2, 1.0, True, False, 0)]]
+
+
+@pytest.mark.parametrize("inference", ["remote", "local"])
+def test_a_start_that_gave_up_may_be_made_again(inference):
+    """With an id of its own, the episode would else be open and in nobody's hands."""
+    options = {"timeout_s": 0.3, "inference": inference}
+    with Served(inference) as rig, LosingProxy(rig.server.address) as proxy, client_of(proxy, **options) as client:
+        client.start_episode("first", timeout_s=LIMIT_S)
+        for wanted in ("table", None):
+            proxy.lose["episodes"] = 1000
+            for _ in range(2):
+                with pytest.raises(ServingError, match="counted once"):
+                    client.start_episode(wanted)
+            proxy.lose.clear()
+            started = client.start_episode(wanted, timeout_s=LIMIT_S)
+            assert wanted in (started, None)
+        assert sorted(client.open_episodes) == sorted(rig.env.open_episodes)
+        assert len(rig.env.open_episodes) == 3
+
+
+class Served(Rig):
+    """With a policy that local clients may copy."""
+
+    def __init__(self, inference):
+        super().__init__(PPOPolicy, sample_async=True) if inference == "local" else super().__init__()
