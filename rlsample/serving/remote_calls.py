@@ -75,7 +75,7 @@ class OpenEpisodes:
         self.open: dict[str, ClientEpisode] = {}
         self._nonce = secrets.token_hex(8)
         self._numbers = itertools.count()  # threads never get the same one
-        self._unanswered: dict[str | None, int] = {}  # the id that was asked for -> number of that start
+        self._unanswered: dict[tuple[str | None, bool], int] = {}  # what was asked for -> number of that start
 
     def start(
         self, exchange: Exchange, episode_id: str | None, training_enabled: bool, timeout_s: float | None
@@ -85,7 +85,8 @@ class OpenEpisodes:
         Returns:
             The episode's id, and a number that no other of this client has.
         """
-        number = self._unanswered.pop(episode_id, None)
+        wanted = episode_id, bool(training_enabled)
+        number = self._unanswered.pop(wanted, None)
         if number is None:
             number = next(self._numbers)
         values: dict[str, Any] = {"training_enabled": bool(training_enabled)}
@@ -95,8 +96,8 @@ class OpenEpisodes:
             answer = yield from exchange.call(
                 "POST", "/v1/episodes", values, f"{self._nonce}-start-{number}", timeout_s
             )
-        except Unanswered:
-            self._unanswered[episode_id] = number
+        except (Unanswered, GeneratorExit):  # or nobody awaits it any more
+            self._unanswered[wanted] = number
             raise
         return str(answer["episode_id"]), number
 
