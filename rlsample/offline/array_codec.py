@@ -66,7 +66,7 @@ def decode_tree(document: Any, depth: int = 0) -> Tree:
         return tuple(decode_tree(part, depth + 1) for part in document["tuple"])
     try:
         dtype, shape, packed = np.dtype(str(document["dtype"])), tuple(document["shape"]), document["zlib"]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, SyntaxError) as error:  # numpy parses a dtype of several parts as Python
         raise ValueError(f"not an array: {error}") from error
     if dtype.kind not in _KINDS:
         raise ValueError(f"dtype {dtype} is none that logs hold")
@@ -76,7 +76,7 @@ def decode_tree(document: Any, depth: int = 0) -> Tree:
     unpack = zlib.decompressobj()
     try:
         data = unpack.decompress(base64.b64decode(packed, validate=True), expected + 1)
-    except (zlib.error, ValueError, TypeError) as error:
+    except (zlib.error, ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"damaged data: {error}") from error
     if len(data) != expected or not unpack.eof:  # eof: the checksum was there and right
         raise ValueError(f"damaged data: not the {expected} bytes of {dtype}{list(shape)}")

@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 PART = ".part"  # the suffix of a file that is not finished
 
+_DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration, ConfigError)
+
 Mine = Callable[[int], bool]
 Damage = Callable[[str], None]
 
@@ -134,17 +136,17 @@ def read_json_lines(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBa
     """
     with _opened(path) as file:
         for number, line in enumerate(file):
-            if not mine(number):
-                continue
-            try:
-                batch = decode_line(line)
-            except ValueError as error:
-                if line.endswith(b"\n"):
-                    damage(f"line {number + 1} is damaged: {error}")
+            whole = line.endswith(b"\n")
+            if mine(number):
+                try:
+                    batch = decode_line(line)
+                except ValueError as error:
+                    what = " is damaged" if whole else ", the last one, is cut"
+                    damage(f"line {number + 1}{what}: {error}")
                 else:
-                    damage(f"line {number + 1}, the last one, is cut: {error}")
-            else:
-                yield batch
+                    yield batch
+            if not whole:  # its writer may just add the rest, which is no line of its own
+                return
 
 
 def read_parquet(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch]:
@@ -162,7 +164,7 @@ def read_parquet(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch
                     continue
                 try:
                     batch = from_table(file.read_row_group(number))
-                except (pa.ArrowException, OSError, ValueError, KeyError, ConfigError) as error:
+                except (pa.ArrowException, *_DAMAGED) as error:
                     damage(f"row group {number + 1} is damaged: {error}")
                 else:
                     yield batch

@@ -46,6 +46,7 @@ class LogReader:
 
     Attributes:
         num_skipped: fragments skipped so far.
+        pass_number: the pass of the last fragment, from 0.
         samples: False: for the evaluator, no env is stepped for it.
 
     Raises:
@@ -76,7 +77,7 @@ class LogReader:
         self.shuffle_window, self.seed = shuffle_window, seed
         self.num_skipped = 0
         self._warned: set[str] = set()
-        self._pass_number = self._given = 0
+        self.pass_number = self._given = 0
         self._skip = 0  # fragments of the next pass that were given before
         self._pass: Iterator[SampleBatch] | None = None
         find_logs(self.source)
@@ -85,9 +86,9 @@ class LogReader:
         return self
 
     def __next__(self) -> SampleBatch:
-        while self.repeat is None or self._pass_number < self.repeat:
+        while self.repeat is None or self.pass_number < self.repeat:
             if self._pass is None:
-                self._pass = self._one_pass(np.random.default_rng([self.seed, self._pass_number]))
+                self._pass = self._one_pass(np.random.default_rng([self.seed, self.pass_number]))
                 for _ in range(self._skip):
                     next(self._pass, None)
                 self._skip = 0
@@ -99,17 +100,23 @@ class LogReader:
                 share = f"reader {self.index} of {self.num_readers} found" if self.num_readers > 1 else "there is"
                 raise ConfigError(f"{share} no readable fragment in {self._names()}")
             self._pass, self._given = None, 0
-            self._pass_number += 1
+            self.pass_number += 1
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
         """Where this reader is."""
-        return {"pass": self._pass_number, "given": self._given}
+        return {"source": self._own_source(), "pass": self.pass_number, "given": self._given}
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on from :meth:`get_state` of a reader with the same arguments and files: reads up to there again."""
+    def set_state(self, state: dict[str, Any] | None) -> None:
+        """Goes on from :meth:`get_state` of a reader with the same arguments and files: reads up to there again.
+
+        Of a reader of another source: begins with its own, and warns.
+        """
         self.close()
-        self._pass_number, self._given = int(state["pass"]), int(state["given"])
+        if not state or "pass" not in state or state.get("source", self._own_source()) != self._own_source():
+            log.warning("the state is one of other logs than %s: this reader begins with its input", self._names())
+            return
+        self.pass_number, self._given = int(state["pass"]), int(state["given"])
         self._skip = self._given
 
     def close(self) -> None:
@@ -145,6 +152,9 @@ class LogReader:
         if what not in self._warned:
             self._warned.add(what)
             log.warning("%s", what)
+
+    def _own_source(self) -> list[str]:
+        return [str(one) for one in self.source]
 
     def _names(self) -> str:
         return ", ".join(map(str, self.source))

@@ -88,7 +88,11 @@ class LogReplayEnv(ServingEnv):
 
     def _episodes(self) -> Iterator[SampleBatch]:
         assembler = EpisodeAssembler()
+        number = 0
         for batch in self._logs:
+            before, number = number, getattr(self._logs, "pass_number", 0)
+            if number != before:  # what that pass left open goes on nowhere
+                yield from assembler.rest()
             yield from assembler.add(batch)
         yield from assembler.rest()
 

@@ -24,6 +24,7 @@ from rlsample.sample_batch import (
     ENV_ID,
     EPS_ID,
     FRAGMENT_ID,
+    NEXT_OBS,
     OBS,
     REWARDS,
     TERMINATED,
@@ -99,6 +100,9 @@ class MinariWriter:
             raise ConfigError(f"the writer to {self.folder} is closed")
         for name, specs in ((OBS, self._specs[0]), (ACTIONS, self._specs[1])):
             _require_fit(batch, name, specs)
+        for name in (REWARDS, NEXT_OBS):
+            if name not in batch:
+                raise ConfigError(f"a Minari dataset needs the column {name!r}; this batch has {', '.join(batch)}")
         self._write_episodes(self._assembler.add(batch))
 
     def close(self) -> None:
@@ -153,7 +157,7 @@ def find_minari(source: str | Path) -> Path | None:
             raise ConfigError(f"no Minari dataset {source.removeprefix(_PREFIX)!r} in {folder}; download it first")
         return folder / "data"
     for folder in (Path(source), Path(source) / "data"):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):  # a file of somebody else
             if "data_format" in json.loads((folder / "metadata.json").read_text(encoding="utf-8")):
                 return folder
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from rlsample.evaluation.batch_ends import BatchSource
 from rlsample.sample_batch import SampleBatch
 
 __all__ = ["MixedReader"]
+
+log = logging.getLogger(__name__)
 
 
 class MixedReader:
@@ -63,8 +66,11 @@ class MixedReader:
             "sources": [source.get_state() for source in self._sources],
         }
 
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """Goes on from :meth:`get_state` of one with the same arguments."""
+    def set_state(self, state: Mapping[str, Any] | None) -> None:
+        """Goes on from :meth:`get_state` of one with the same arguments. Of another one: begins anew, and warns."""
+        if not state or len(state.get("sources", ())) != len(self._sources):
+            log.warning("the state is not one of these %d sources: begins with its input", len(self._sources))
+            return
         self._rng.bit_generator.state = state["rng"]
         self._shares = np.array(state["shares"])
         for source, inner in zip(self._sources, state["sources"], strict=True):

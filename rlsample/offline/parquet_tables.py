@@ -20,6 +20,7 @@ from rlsample.tree import Tree
 __all__ = ["from_table", "import_pyarrow", "to_table"]
 
 _FRAGMENT = "fragment"  # of the batch's lane fragments, the one a row is in
+_MAX_FRAGMENTS = 1 << 24
 _COLUMN, _EXTRA, _LANES = "column", "next_obs", "fragment_lengths"  # what a table's column is
 
 
@@ -100,7 +101,12 @@ def from_table(table: Any) -> SampleBatch:
         index = np.arange(1, table.num_rows + 1)
         index[valid] = -1 - np.arange(int(valid.sum()))
         nxt = NextObs(index, _tree(parts[_EXTRA])[NEXT_OBS])
-    lengths = np.bincount(parts[_LANES][0][1]) if parts[_LANES] else None
+    lengths = None
+    if parts[_LANES]:
+        fragment = parts[_LANES][0][1]
+        if fragment.max(initial=0) > _MAX_FRAGMENTS:
+            raise ValueError(f"fragment {fragment.max()} of a row group")
+        lengths = np.bincount(fragment)
     return SampleBatch(columns, nxt, lengths)
 
 

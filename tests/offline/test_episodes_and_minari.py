@@ -252,6 +252,18 @@ def test_what_is_not_whole_ends_truncated_or_is_left_out(tmp_path, caplog):
     assert found[1]["next_obs"][:, 0].tolist() == [101.0, 102.0]
 
 
+@pytest.mark.parametrize("name", ["rewards", "next_obs"])
+def test_batches_that_minari_could_not_hold_are_refused_whole(tmp_path, name):
+    batch = piece(1, 0, 2, "term")
+    columns = {key: column for key, column in batch.items() if key != name}
+    bare = SampleBatch(columns, None if name == "next_obs" else batch.next_obs_source)
+    with MinariWriter("x-v0", *FIXED, tmp_path / "set") as writer:
+        with pytest.raises(ConfigError, match=f"'{name}'"):
+            writer.write(bare)
+        writer.write(batch)
+        assert writer.num_episodes == 1
+
+
 def test_a_dataset_is_there_whole_or_not_at_all(tmp_path):
     odd = piece(2, 0, 1, "term")
     odd["obs"] = odd["obs"].astype(np.float64)

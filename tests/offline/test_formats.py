@@ -271,6 +271,8 @@ def test_lines_of_another_kind_are_told_apart(changes, words):
         {"dtype": "float32", "shape": [-1], "zlib": ""},
         {"dtype": "float32", "shape": [1.5], "zlib": ""},
         {"dtype": "float32", "shape": [1 << 60], "zlib": "eJwDAAAAAAE="},
+        {"dtype": "float32", "shape": [1 << 63], "zlib": "eJwDAAAAAAE="},
+        {"dtype": "(1,f4", "shape": [0], "zlib": "eJwDAAAAAAE="},
         {"dtype": "float32", "shape": [1], "zlib": "not base64"},
         {"dtype": "uint8", "shape": [1], "zlib": "eJwDAAAAAAE="},
         {"dtype": "pickle", "shape": [1], "zlib": ""},
@@ -281,6 +283,31 @@ def test_lines_of_another_kind_are_told_apart(changes, words):
 def test_documents_that_are_no_arrays_raise_value_error_only(document):
     with pytest.raises(ValueError):
         decode_tree(document)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape"),
+    [("[]", "[]"), ("5", "[]"), ("[[1], 2]", "[]"), ('["t"]', "[2]"), ('["t"]', "0"), ("[" * 9999, "[]")],
+)
+def test_parquet_metadata_that_makes_no_sense_is_skipped(tmp_path, caplog, path, shape):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    field = pa.field("t", pa.int64(), metadata={"role": "column", "path": path, "shape": shape})
+    table = pa.Table.from_arrays([pa.array([1, 2])], schema=pa.schema([field], metadata={"rlsample": "1"}))
+    pq.write_table(table, tmp_path / "a.parquet")
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path) as reader:
+        assert list(reader) == []
+    assert reader.num_skipped == 1
+    assert "a.parquet: row group 1 is damaged" in caplog.records[0].message
+
+
+def test_a_fragment_number_out_of_all_bounds_costs_no_memory():
+    table = to_table(SampleBatch({"t": np.arange(2)}, None, np.array([2])))
+    at = table.schema.get_field_index("fragment")
+    huge = table.set_column(at, table.schema.field(at), [np.array([0, 1 << 40])])
+    with pytest.raises(ValueError, match="fragment"):
+        from_table(huge)
 
 
 def test_a_line_unpacks_no_more_than_its_shape_asks_for():

@@ -161,6 +161,17 @@ def test_logs_repeat_as_often_as_their_reader_does(tmp_path):
     assert [batch.count for batch in batches] == [4, 4]
 
 
+def test_what_is_not_whole_is_played_in_each_pass(tmp_path):
+    """Kept for the end, it would fill the memory of an env whose logs repeat without end."""
+    with LogWriter(tmp_path) as writer:
+        writer.write(plain(1, 0, [1, 2, 3]))
+        writer.write(plain(2, 0, [7, 8], "term"))
+    reader = LogReader(tmp_path, repeat=3)
+    batches = sampled(LogReplayEnv(reader, *SPACES, num_lanes=1), rollout_fragment_length=3)
+    assert [batch["obs"][:, 0].tolist() for batch in batches] == [[7, 1, 2]] * 3
+    assert [batch["truncated"].tolist() for batch in batches] == [[False, False, True]] * 3
+
+
 def test_a_policy_learns_from_replay_and_closing_ends_it(tmp_path):
     """Endless logs: the thread waits for the learner, drops nothing, and ends when the evaluator is closed."""
     logged = record(tmp_path, "CartPole-v1", num_envs=2, rollout_fragment_length=50)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import shutil
 
 import gymnasium
 import numpy as np
@@ -159,6 +160,18 @@ def test_a_resumed_run_goes_on_in_the_logs(logs, tmp_path):
         got = trainer.evaluator.get_weights()
     for name, value in expected.items():
         assert got[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize("shares", ["{}=0.5,{}=0.5", "{1}"])
+def test_a_run_that_is_resumed_with_other_logs_begins_them(logs, tmp_path, caplog, shares):
+    train(DQN, input=str(logs), max_steps=128, out=str(tmp_path / "run"))
+    other = tmp_path / "other"
+    shutil.copytree(logs, other)
+    with Trainer.resume(tmp_path / "run", input=shares.format(logs, other), max_steps=192) as trainer:
+        source = trainer.evaluator.get_state()["source"]
+        assert [s["given"] for s in source.get("sources", [source])] == [0] * (1 + shares.count(","))
+        trainer.run()
+    assert "begins with its input" in caplog.text
 
 
 def test_estimates_are_in_the_runs_log(logs, tmp_path):

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rlsample.errors import ConfigError
 from rlsample.offline import LogReader, LogWriter, MixedReader
 from rlsample.offline.json_lines import decode_line, encode_line
+from rlsample.offline.log_files import read_json_lines
 from rlsample.sample_batch import SampleBatch
 
 
@@ -185,6 +186,42 @@ def test_a_writer_that_dies_in_the_middle_of_a_line_leaves_the_lines_before_it(t
 
 
 # ---------------------------------------------------------------------- readers
+
+
+@pytest.mark.parametrize("is_mine", [True, False])
+def test_a_line_that_is_completed_while_it_is_read_is_not_counted_twice(tmp_path, is_mine):
+    """The numbers of lines decide who reads them: half a line and its other half must not count as two."""
+    path = tmp_path / "a.jsonl"
+    lines = [encode_line(fragment(number)) for number in range(4)]
+    path.write_bytes(lines[0] + lines[1][:50])
+    asked, told = [], []
+
+    def go_on() -> None:
+        with path.open("ab") as file:
+            file.write(lines[1][50:] + lines[2] + lines[3])
+
+    def mine(number: int) -> bool:
+        asked.append(number)
+        if number == 1 and not is_mine:
+            go_on()
+        return number != 1 or is_mine
+
+    def damage(what: str) -> None:
+        told.append(what.split(" is ")[0])
+        if len(told) == 1:
+            go_on()
+
+    assert numbers(read_json_lines(path, mine, damage)) == [0]
+    assert asked == [0, 1]
+    assert told == ["line 2, the last one,"] * is_mine
+
+
+@pytest.mark.parametrize("text", ["null", "[" * 9999, "7"])
+def test_a_metadata_file_of_somebody_else_does_no_harm(tmp_path, text):
+    write(tmp_path, 1)
+    (tmp_path / "metadata.json").write_text(text)
+    with LogReader(tmp_path) as reader:
+        assert numbers(reader) == [0]
 
 
 def test_a_damaged_line_in_the_middle_is_named_and_skipped(tmp_path, caplog):
