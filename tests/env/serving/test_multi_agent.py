@@ -762,3 +762,25 @@ def test_one_policy_learns_from_all_agents(serve):
     assert first < 0.55
     assert reward > 0.9
     assert set(batch["agent_id"].tolist()) == {0, 1}
+
+
+@pytest.mark.parametrize("call", ["log_returns", "end_agents", "get_action"])
+def test_any_call_keeps_an_episode_from_being_idle(call):
+    """Also one that names nobody: its client is alive."""
+    env = Match(agents=("red", "blue"))
+    episode_id = env.start_episode()
+    shared = env.desk.registry.open[episode_id]
+    shared.touched = False  # as the sampling thread does when it has looked
+    getattr(env, call)({}, episode_id=episode_id)
+    assert shared.touched
+
+
+def test_an_id_used_again_stays_open_when_the_broken_off_first_use_is_closed_once_more():
+    env = Match(agents=("red", "blue"), max_concurrent=2)
+    registry = env.desk.registry
+    env.start_episode("same")
+    first = registry.open["same"]
+    registry.close(first, "has ended")
+    env.start_episode("same")
+    registry.close(first, "was closed")
+    assert registry.find("same") is not first
