@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs inherit it, and our children would
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 _PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
 
 

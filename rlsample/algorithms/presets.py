@@ -139,13 +139,14 @@ _DQN_CARTPOLE = {
 # Sampling does not wait for the learner: one env and short fragments keep it near five rows per update, as DQN's four.
 _APEX_CARTPOLE = {
     "num_envs": 1,
-    "rollout_fragment_length": 4,
+    "rollout_fragment_length": 16,
     "max_sample_requests_in_flight": 1,
     "num_replay_buffer_shards": 1,
     "per_worker_exploration": False,
     "buffer_size": 100_000,
     "learning_starts": 1000,
     "train_batch_size": 64,
+    "training_intensity": 16.0,
     "learning_rate": 1e-3,
     "max_grad_norm": 10.0,
     "target_update_interval": 128,

@@ -39,12 +39,17 @@ class AsyncReplaySettings(ReplaySettings):
     max_replays_in_flight: int = option(4, "batches drawn from one shard that may wait for the learner")
     learner_queue_size: int = option(16, "batches that may wait for the learner, of all shards")
     max_weight_sync_delay: int = option(400, "rows an evaluator samples before it gets new weights")
+    training_intensity: float = option(
+        0.0, "trained rows per sampled row, under which sampling waits; 0: it never does"
+    )
     per_worker_exploration: bool = option(False, "evaluator i of N keeps epsilon at 0.4 ** (1 + 7 * i / (N - 1))")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         names = ("num_replay_buffer_shards", "max_sample_requests_in_flight", "max_replays_in_flight")
         check_at_least(self, dict.fromkeys((*names, "learner_queue_size", "max_weight_sync_delay"), 1))
+        if not self.training_intensity >= 0:
+            raise ConfigError(f"training_intensity must be 0 or more, not {self.training_intensity}")
         if self.buffer_size < self.num_replay_buffer_shards:
             raise ConfigError(
                 f"buffer_size {self.buffer_size} leaves some of {self.num_replay_buffer_shards} "
@@ -62,7 +67,9 @@ class AsyncReplayOptimizer(PolicyOptimizer):
 
     What waits is bounded: ``max_sample_requests_in_flight`` per evaluator, and in the queue the smaller of
     ``learner_queue_size`` and ``max_replays_in_flight`` per shard. The replay thread waits while it is full: nothing
-    that was drawn is dropped. Shards are arrays in this process. The set replaces dead evaluators.
+    that was drawn is dropped. With ``training_intensity`` sampling waits for the learner too, from ``learning_starts``
+    on: what a run reaches in so many env steps then depends less on the machine. Shards are arrays in this process.
+    The set replaces dead evaluators.
 
     While it runs, the local evaluator belongs to the learner thread; :meth:`between_updates` gives others a look at it.
 
@@ -154,9 +161,13 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             )
 
     def _collect(self, timeout_s: float) -> int:
-        """Takes what evaluators have finished, and asks them again; returns how many answers there were."""
-        if not self._all_asked:
+        """Takes what evaluators have finished, and asks them again, unless they are ahead; returns how many answers
+        there were."""
+        if not self._all_asked and not self._is_ahead():
             self._ask_all()
+        if not self._requests.in_flight():
+            self._learner.wait_for_progress(timeout_s)
+            return 0
         began = time.perf_counter()
         try:
             answers = self._requests.take(1, timeout_s)
@@ -169,8 +180,16 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             self._explore()
         for answer in answers:
             self._take(answer)
-            self._requests.ask(answer.worker)
+            if self._all_asked and not self._is_ahead():
+                self._requests.ask(answer.worker)
+            else:
+                self._all_asked = False
         return len(answers)
+
+    def _is_ahead(self) -> bool:
+        fresh = self.num_steps_sampled - self.settings.learning_starts
+        behind = self.num_steps_trained < self.settings.training_intensity * fresh
+        return behind and any(shard.ready() for shard in self.shards)
 
     def _ask_all(self) -> None:
         for worker in range(self.evaluators.num_remote):

@@ -148,6 +148,31 @@ def test_close_while_everything_is_full_ends_in_time():
         assert "closed" in str(error[0])
 
 
+def test_sampling_waits_below_the_training_intensity():
+    most_in_flight = 2 * 2 * 13
+    with thread_set() as evaluators, apex(evaluators, training_intensity=4.0, buffer_size=4000) as optimizer:
+        while optimizer.num_updates < 60:
+            optimizer.step()
+            fresh = optimizer.num_steps_sampled - 20
+            assert fresh * 4 <= optimizer.num_steps_trained + 4 * most_in_flight
+        assert optimizer.num_steps_sampled > 20 + 60 * 8 / 4 - most_in_flight  # and waits no longer than that
+        learner = evaluators.local
+        learner.gate = threading.Semaphore(0)
+        stopper = threading.Timer(0.5, lambda: learner.gate.release(10_000))
+        stopper.start()
+        before = optimizer.num_steps_sampled
+        optimizer.step()  # waits for the learner, with nothing in flight
+        stopper.join()
+        assert optimizer.num_steps_sampled <= before + 2 * most_in_flight
+
+
+def test_a_run_that_goes_on_with_empty_shards_samples_first():
+    with thread_set() as evaluators, apex(evaluators, training_intensity=100.0) as optimizer:
+        optimizer.restore({**optimizer.save(), "num_steps_sampled": 10_000, "num_steps_trained": 50})
+        while not optimizer.num_updates:
+            optimizer.step()
+
+
 def test_weights_go_out_by_the_rows_an_evaluator_has_sampled():
     with thread_set(1) as evaluators, apex(evaluators, max_weight_sync_delay=50) as optimizer:
         while optimizer.num_updates < 20 or optimizer.num_steps_sampled < 500:
