@@ -174,13 +174,12 @@ class AtariEnv(AtariSurface):
             ids = self._states.require_resettable(env_ids)
             if not len(ids):
                 return None
-            self._begin_resets(ids)
+            begun = self._begin_resets(ids)
             if not self._same_step:
                 return None
             failures: dict[int, BaseException] = {}
-            for group in self._groups:
-                if group.flying and group.reset_rows is not None:
-                    failures.update(self._finish_reset(group))
+            for group in begun:  # not those whose first reset is still under way: poll gives out their rows
+                failures.update(self._finish_reset(group))
             if not failures:
                 return self._first_rows(ids)
             asked = {slot: failures.pop(slot) for slot in ids.tolist() if slot in failures}
@@ -260,17 +259,20 @@ class AtariEnv(AtariSurface):
             if not group.flying and not any(state in codes for state in (NEW, WAITING, ENDED, FAILED)):
                 self._fleet.launch(group)  # type: ignore[union-attr]
 
-    def _begin_resets(self, ids: np.ndarray) -> None:
-        """Resets of slots in mid-episode begin now; those that have ended are reset by ale-py, now or in a step."""
+    def _begin_resets(self, ids: np.ndarray) -> list[AtariGroup]:
+        """Resets of slots in mid-episode begin now, in the groups it returns; those that have ended are reset by
+        ale-py, now or in a step."""
         ended = self._states.code[ids] == ENDED
         self._states.code[ids] = RESETTING
-        running = ids[~ended]
+        running, begun = ids[~ended], []
         for group in self._groups if len(running) else []:
             rows = running[(running >= group.start) & (running < group.stop)] - group.start
             if len(rows):
                 self._fleet.begin_reset(group, rows)  # type: ignore[union-attr]
+                begun.append(group)
         if not self._same_step:
             self._launch_complete()
+        return begun
 
     def _finish_reset(self, group: AtariGroup) -> Mapping[int, BaseException]:
         """Same step: puts first observations of slots in mid-episode beside those of slots that ended."""

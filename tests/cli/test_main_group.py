@@ -27,7 +27,7 @@ def test_help_and_version_load_nothing_heavy():
 
 
 @pytest.mark.parametrize(
-    ("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, envs, eval, train, tune")]
+    ("word", "hint"), [("trian", "did you mean 'train'?"), ("xyzzy", "known: bench, envs, eval, serve, train, tune")]
 )
 def test_unknown_command_names_the_nearest(word, hint):
     done = CliRunner().invoke(main, [word])

@@ -100,6 +100,26 @@ def test_actions_sent_in_parts_step_once_all_are_there(scripted, plan_of):
             env.poll()
 
 
+def test_an_end_takes_nothing_from_a_group_that_is_still_starting(scripted, plan_of):
+    may_start = threading.Event()
+
+    def plan(slot, game):
+        assert slot == 0 or may_start.wait(30)
+        return plan_of(over_at=1)
+
+    with scripted(2, plan, batch_size=1) as env:
+        assert told(env.poll()) == [(0, 0, 0, 0, 0.0, False, False, True)]
+        send(env, [0], [2])
+        assert told(env.poll()) == [(0, 0, 1, 2, -1.0, True, False, False)]
+        opener = threading.Timer(0.5, may_start.set)  # a try_reset that waits for slot 1 ends then, and fails below
+        opener.start()
+        assert told(env.try_reset(np.array([0]))) == [(0, 1, 0, 0, 0.0, False, False, True)]
+        may_start.set()
+        assert told(env.poll()) == [(1, 0, 0, 0, 0.0, False, False, True)]
+        opener.cancel()
+        opener.join()
+
+
 def test_ends_have_their_own_last_observations(scripted, plan_of):
     """Slot 0's game is over at step 2, slot 1's is truncated at 3; the rest of final_obs is no observation."""
     with scripted(2, lambda slot, game: plan_of(over_at=2 if slot == 0 else None), max_episode_steps=3) as env:
