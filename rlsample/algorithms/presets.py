@@ -138,8 +138,7 @@ _DQN_CARTPOLE = {
 
 # Sampling does not wait for the learner: one env and short fragments keep it near five rows per update, as DQN's four.
 _APEX_CARTPOLE = {
-    "num_envs": 1,
-    "rollout_fragment_length": 16,
+    "rollout_fragment_length": 4,
     "max_sample_requests_in_flight": 1,
     "num_replay_buffer_shards": 1,
     "per_worker_exploration": False,
