@@ -19,6 +19,8 @@ from rlsample.env.gym_envs import GymEnvs
 from rlsample.env.gymnasium_vector import GymnasiumVectorAdapter
 from rlsample.env.vector_env_adapter import VectorEnvAdapter
 from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError, SpaceError
+from rlsample.evaluation import CommonPolicyEvaluator
+from rlsample.policy import RandomPolicy
 from rlsample.testing.scripted import CountEnv, CountVectorEnv
 
 
@@ -368,12 +370,21 @@ def test_env_config_for_an_object_is_an_error_and_not_ignored():
             as_base_env(env, env_config={"n": 1})
 
 
-def test_a_space_without_size_is_refused_and_everything_closed(kept):
+def test_an_empty_space_is_refused_and_everything_closed(kept):
+    class Empty(Kept):
+        observation_space = spaces.Dict({"x": spaces.Tuple(())})
+
+    with pytest.raises(SpaceError, match="x"):
+        as_base_env(Empty, 2)
+    assert [e.closes for e in kept.made] == [1, 1]
+
+
+def test_an_evaluator_refuses_a_space_without_size_and_closes_everything(kept):
     class Text(Kept):
         observation_space = spaces.Text(3)
 
     with pytest.raises(SpaceError, match="TransformObservation"):
-        as_base_env(Text, 2)
+        CommonPolicyEvaluator(Text, RandomPolicy, num_envs=2)
     assert [e.closes for e in kept.made] == [1, 1]
 
 
