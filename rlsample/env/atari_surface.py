@@ -146,7 +146,7 @@ class AtariSurface(BaseEnv):
         """Starts the games for one interface; whether that was now."""
         raise NotImplementedError
 
-    def _begin_resets(self, ids: np.ndarray) -> None:
+    def _begin_resets(self, ids: np.ndarray) -> list[AtariGroup]:
         raise NotImplementedError
 
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
