@@ -103,12 +103,11 @@ def compute_vtrace(
             np.asarray(x, np.float64) for x in (log_rhos, rewards, values, next_values)
         )
     end = terminated | segment_end
-    result = _trace(xp, xp.exp(log_rhos), rewards, values, next_values, terminated, end, gamma, clips)
+    result = _trace(xp.exp(log_rhos), rewards, values, next_values, terminated, end, gamma, clips)
     return VTrace(*(x.astype(np.float32) for x in result)) if xp is np else result
 
 
 def _trace(
-    xp: Any,
     rhos: Any,
     rewards: Any,
     values: Any,
@@ -118,6 +117,7 @@ def _trace(
     gamma: float,
     clips: VTraceClips,
 ) -> VTrace:
+    xp = _library(values)
     zero = xp.zeros_like(values)
     next_values = xp.where(terminated, zero, next_values)
     correction = rhos.clip(max=clips.rho) * (rewards + gamma * next_values - values)
