@@ -45,6 +45,15 @@ class RuledPolicy(ScriptedPolicy):
         return obs[:, -1].copy()
 
 
+class Picky(RuledPolicy):
+    """Fails on 13."""
+
+    def act(self, obs, explore=True):
+        if 13 in obs:
+            raise ValueError("cannot bear 13")
+        return super().act(obs, explore)
+
+
 def at(episode, step):
     """The observation of an episode's step."""
     return np.array([episode, step], np.float32)
@@ -55,13 +64,18 @@ def answer(episode, step):
     return (episode + step) % 3
 
 
-def rows_of(batches):
-    """eps_id -> its rows in order, each (obs, next_obs, action, reward, terminated, truncated, t)."""
+def rows_of(batches, by_agent=False):
+    """eps_id -> its rows in order, each (obs, next_obs, action, reward, terminated, truncated, t).
+
+    By agent: (eps_id, agent_id) -> the agent's rows.
+    """
     rows = {}
     for batch in batches:
-        next_obs = batch["next_obs"]
-        for k, eps_id in enumerate(batch["eps_id"].tolist()):
-            rows.setdefault(eps_id, []).append(
+        next_obs, keys = batch["next_obs"], batch["eps_id"].tolist()
+        if by_agent:
+            keys = zip(keys, batch["agent_id"].tolist(), strict=True)
+        for k, key in enumerate(keys):
+            rows.setdefault(key, []).append(
                 (
                     tuple(batch["obs"][k].tolist()),
                     tuple(next_obs[k].tolist()),

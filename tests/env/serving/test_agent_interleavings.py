@@ -21,8 +21,8 @@ from tests.env.serving.conftest import (
     at,
     drained,
     outcome,
+    rows_of,
 )
-from tests.env.serving.test_multi_agent import rows_by_agent
 
 AGENTS = ("a", "b", "c")
 THREADS = 3
@@ -250,7 +250,7 @@ class AgentInterleavings(RuleBasedStateMachine):
             return
         try:
             self.over.set()
-            self.check(rows_by_agent(outcome(self.batches)))
+            self.check(rows_of(outcome(self.batches), by_agent=True))
         finally:
             self.evaluator.close()
             for worker in [*self.threads, self.sampling]:

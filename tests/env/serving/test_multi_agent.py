@@ -19,11 +19,13 @@ from tests.env.serving.conftest import (
     ACTION_SPACE,
     LIMIT_S,
     OBS_SPACE,
+    Picky,
     RuledPolicy,
     answer,
     at,
     drained,
     outcome,
+    rows_of,
 )
 
 BOTH_MODES = pytest.mark.parametrize("batch_mode", ["truncate_episodes", "complete_episodes"])
@@ -43,27 +45,6 @@ class Match(MultiAgentServingEnv):
             super().run()
         else:
             self.play(self)
-
-
-def rows_by_agent(batches):
-    """(eps_id, agent_id) -> its rows in order, each (obs, next_obs, action, reward, terminated, truncated, t)."""
-    rows = {}
-    for batch in batches:
-        next_obs = batch["next_obs"]
-        keys = zip(batch["eps_id"].tolist(), batch["agent_id"].tolist(), strict=True)
-        for k, key in enumerate(keys):
-            rows.setdefault(key, []).append(
-                (
-                    tuple(batch["obs"][k].tolist()),
-                    tuple(next_obs[k].tolist()),
-                    batch["actions"][k].item(),
-                    batch["rewards"][k].item(),
-                    bool(batch["terminated"][k]),
-                    bool(batch["truncated"][k]),
-                    int(batch["t"][k]),
-                )
-            )
-    return rows
 
 
 def part(number, rewards, end="terminated"):
@@ -110,7 +91,7 @@ def case_11(env):
 @pytest.mark.parametrize("fragment", [1, 50])
 def test_case_11_agents_that_leave_early_and_join_late(serve, batch_mode, fragment):
     ev = serve(Match(case_11), rollout_fragment_length=fragment, batch_mode=batch_mode)
-    rows = rows_by_agent(drained(ev))
+    rows = rows_of(drained(ev), by_agent=True)
     assert rows == {(0, 0): part(10, [1]), (0, 1): part(20, [1, 1, 1]), (0, 2): part(30, [1])}
     (episode,) = ev.get_metrics()
     assert (episode.episode_return, episode.length, episode.eps_id) == (5.0, 3, 0)
@@ -126,7 +107,7 @@ def test_case_11_a_final_observation_that_is_missing_is_an_error_that_names_the_
             env.end_episode({"c": at(30, 1)})
         env.end_episode({"c": at(30, 1), "b": at(20, 1)})  # nothing was sent before
 
-    rows = rows_by_agent(drained(serve(Match(play))))
+    rows = rows_of(drained(serve(Match(play))), by_agent=True)
     assert rows == {(0, 1): part(20, [0]), (0, 2): part(30, [0])}
 
 
@@ -147,7 +128,7 @@ def test_rewards_of_silent_agents_add_up_until_they_act_or_end(serve, batch_mode
         env.end_episode({"a": at(10, 2), "b": at(20, 2), "c": at(30, 0)}, truncated={"a": True})
 
     ev = serve(Match(play), batch_mode=batch_mode)
-    rows = rows_by_agent(drained(ev))
+    rows = rows_of(drained(ev), by_agent=True)
     assert rows == {(0, 0): part(10, [11, 0], "truncated"), (0, 1): part(20, [4, 48])}
     (episode,) = ev.get_metrics()
     assert (episode.episode_return, episode.length) == (63.0, 4)
@@ -174,7 +155,7 @@ def test_logged_actions_beside_asked_ones(serve):
     }
     assert np.isnan(logp.pop((1, 2)))
     assert logp == {(0, 0): -1.25, (0, 1): -1.25, (1, 0): -0.25, (1, 1): -1.25, (2, 0): -7.0}
-    rows = rows_by_agent(batches)
+    rows = rows_of(batches, by_agent=True)
     assert rows[0, 0] == part(10, [1, 1], "truncated")
     assert [row[2:4] for row in rows[0, 1]] == [(0, 3.0), (1, 3.0), (1, 0.0)]
     assert [row[2:] for row in rows[0, 2]] == [(2, 0.0, False, True, 0)]
@@ -214,7 +195,7 @@ def test_every_row_of_many_matches_at_once(serve, batch_mode, ahead):
     options = {"sample_async": ahead, "sample_queue_full": "wait"}
     ev = serve(Match(play), rollout_fragment_length=7, num_envs=2, batch_mode=batch_mode, **options)
     batches = drained(ev)
-    rows = rows_by_agent(batches)
+    rows = rows_of(batches, by_agent=True)
     got = {}
     for (eps_id, agent), found in rows.items():
         got.setdefault(eps_id, {})[agent] = found
@@ -336,15 +317,6 @@ def test_callbacks_hear_of_each_agents_part(serve):
 # ---------------------------------------------------------------------- ends that were not planned
 
 
-class Picky(RuledPolicy):
-    """Fails on 13."""
-
-    def act(self, obs, explore=True):
-        if 13 in obs:
-            raise ValueError("cannot bear 13")
-        return super().act(obs, explore)
-
-
 @BOTH_MODES
 def test_a_policy_that_fails_closes_the_episode_for_all_its_agents(serve, batch_mode):
     errors = []
@@ -370,7 +342,7 @@ def test_a_policy_that_fails_closes_the_episode_for_all_its_agents(serve, batch_
     ev = serve(Match(play, max_concurrent=1), Picky, batch_mode=batch_mode)
     with pytest.raises(ValueError, match="cannot bear 13"):
         drained(ev)
-    rows = rows_by_agent(drained(ev))
+    rows = rows_of(drained(ev), by_agent=True)
     cut = [((1, 0), (1, 13), answer(1, 0), 4.0, False, True, 0)]
     of_b = [((2, 0), (2, 1), answer(2, 0), 5.0, False, True, 0)]
     assert rows == {(0, 0): cut, (0, 1): of_b, (0, 2): part(3, [6]), (1, 0): part(7, [0])}
@@ -573,7 +545,7 @@ def test_an_episode_expires_when_all_its_agents_are_idle(serve):
         env.end_episode({"a": at(1, step), "b": at(2, 1)}, "lively")
 
     ev = serve(Match(play, settings=settings), rollout_fragment_length=100, batch_mode="complete_episodes")
-    rows = rows_by_agent(drained(ev))
+    rows = rows_of(drained(ev), by_agent=True)
     assert rows[0, 0] == [((5, 0), (5, 1), answer(5, 0), 2.0, False, True, 0)]
     assert rows[1, 1] == part(2, [0])
     assert [m.agent_returns for m in ev.get_metrics()] == [{"a": 2.0}, {"a": 0.0, "b": 0.0}]
@@ -705,7 +677,7 @@ def test_agents_that_are_numbers(serve):
         env.end_episode({7: at(1, 1), 9: at(2, 1)})
 
     ev = serve(Match(play, agents=(7, 8, 9)))
-    assert rows_by_agent(drained(ev)) == {(0, 0): part(1, [0]), (0, 2): part(2, [3])}
+    assert rows_of(drained(ev), by_agent=True) == {(0, 0): part(1, [0]), (0, 2): part(2, [3])}
     assert [m.agent_returns for m in ev.get_metrics()] == [{"7": 0.0, "9": 3.0}]
 
 

@@ -15,6 +15,7 @@ from rlsample.policy import PPOPolicy
 from rlsample.testing.scripted_policy import ScriptedPolicy
 from tests.env.serving.conftest import (
     LIMIT_S,
+    Picky,
     Player,
     RuledPolicy,
     answer,
@@ -288,15 +289,6 @@ def test_an_episode_given_up_at_its_first_question_leaves_nothing(serve):
     rows = rows_of(drained(ev))
     assert list(rows.values()) == [expected(2, 1)]
     assert [m.length for m in ev.get_metrics()] == [1]
-
-
-class Picky(RuledPolicy):
-    """Fails on 13."""
-
-    def act(self, obs, explore=True):
-        if 13 in obs:
-            raise ValueError("cannot bear 13")
-        return super().act(obs, explore)
 
 
 @BOTH_MODES
