@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _BACKLOG = 1024
 _START_S = 10.0
+_AFTER_FAILURE_S = 0.01  # so that one that fails at once again and again does not take a core
 _TICK_S = 0.5
 _END_S = 5.0
 _VERSION = "1"
@@ -111,7 +112,6 @@ class PolicyServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._failure: BaseException | None = None
-        self._sampling_error: BaseException | None = None
         self._closed = False
 
     # ------------------------------------------------------------------ lifetime
@@ -312,8 +312,8 @@ class PolicyServer:
             except Exception as e:
                 if self._closed or self._env.over:
                     return
-                self._sampling_error = e
                 log.warning("the policy failed; the episodes it was asked for are closed: %s: %s", type(e).__name__, e)
+                self._env.desk.registry.over.wait(_AFTER_FAILURE_S)
 
 
 def _listen(host: str, port: int) -> socket.socket:
