@@ -91,9 +91,9 @@ class PolicyInput:
         if ACTION_LOGP in self._policy.extra_columns and VALUES in self._policy.extra_columns:
             if ACTION_LOGP not in batch:
                 missing.append(ACTION_LOGP)
-            elif np.isnan(batch[ACTION_LOGP]).any():
+            elif not np.isfinite(batch[ACTION_LOGP]).all():
                 raise ConfigError(
-                    f"action_logp is NaN in some rows of {self._reader.source}; {type(self._policy).__name__} weighs "
+                    f"action_logp is not finite in some rows of {self._reader.source}; {type(self._policy).__name__} weighs "
                     "rows by it: use an algorithm that does not, such as dqn"
                 )
         if missing:

@@ -245,7 +245,12 @@ def write_one(folder, **changes) -> str:
         ("dqn", {"obs": np.zeros((4, 3), np.float32)}, r"'obs' .* does not fit the env: .*\(3,\).*\(4,\)"),
         ("dqn", {"actions": np.zeros(4, np.int32)}, "'actions' .*int32.*int64"),
         ("ppo", {"action_logp": None}, "lack action_logp, which PPOPolicy"),
-        ("ppo", {"action_logp": np.full(4, np.nan, np.float32)}, "action_logp is NaN in some rows"),
+        ("ppo", {"action_logp": np.full(4, np.nan, np.float32)}, "action_logp is not finite in some rows"),
+        (
+            "ppo",
+            {"action_logp": np.array([-0.5, np.inf, -0.5, -0.5], np.float32)},
+            "action_logp is not finite in some rows",
+        ),
     ],
 )
 def test_logs_that_do_not_fit_are_refused_by_column(tmp_path, algo, changes, words):
