@@ -93,8 +93,8 @@ class PolicyInput:
                 missing.append(ACTION_LOGP)
             elif not np.isfinite(batch[ACTION_LOGP]).all():
                 raise ConfigError(
-                    f"action_logp is not finite in some rows of {self._reader.source}; {type(self._policy).__name__} weighs "
-                    "rows by it: use an algorithm that does not, such as dqn"
+                    f"action_logp is not finite in some rows of {self._reader.source}; "
+                    f"{type(self._policy).__name__} weighs rows by it: use an algorithm that does not, such as dqn"
                 )
         if missing:
             raise ConfigError(
