@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from rlsample.env.atari_rows import chosen, merged, split
 from rlsample.env.atari_settings import AtariSettings, action_meanings, rom_id
 from rlsample.env.atari_surface import AtariSurface
 from rlsample.env.base_env import StepBatch, slot_seed
+from rlsample.env.pool.pool_settings import usable_cpus
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec
 from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError
@@ -29,7 +29,6 @@ __all__ = ["AtariEnv", "make_atari"]
 
 _CLOSE_WAIT_S = 0.4
 _SEED_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
-_TRUE = b"\x01"
 
 
 def make_atari(
@@ -155,10 +154,8 @@ class AtariEnv(AtariSurface):
         with self._lock:
             self._require_open()
             for group in self._groups:
-                if env_ids is group.ids and group.all_wait(self._states.code):  # the usual case, at a third of the cost
-                    group.actions[:] = self._codec.checked_copy(actions, env_ids)
-                    self._states.code[group.start : group.stop] = BUSY
-                    self._fleet.launch(group)  # type: ignore[union-attr]
+                if env_ids is group.ids and group.all_wait(self._states.code):
+                    self._launch_whole(group, actions)
                     return
             ids = self._states.require_waiting(env_ids)
             batch = self._codec.checked_copy(actions, ids)
@@ -169,24 +166,12 @@ class AtariEnv(AtariSurface):
             self._launch_complete()
 
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
-        with self._turn(), self._lock:
-            self._require_open()
-            ids = self._states.require_resettable(env_ids)
-            if not len(ids):
-                return None
-            begun = self._begin_resets(ids)
-            if not self._same_step:
-                return None
-            failures: dict[int, BaseException] = {}
-            for group in begun:  # not those whose first reset is still under way: poll gives out their rows
-                failures.update(self._finish_reset(group))
-            if not failures:
-                return self._first_rows(ids)
-            asked = {slot: failures.pop(slot) for slot in ids.tolist() if slot in failures}
-            if failures:
-                self._ready.append(merged([], self._shape)._replace(failures=failures))
-            good = self._first_rows(ids[[slot not in asked for slot in ids.tolist()]])
-            return good._replace(failures=asked)
+        with self._waiting:
+            try:
+                with self._lock:
+                    return self._reset(env_ids)
+            finally:
+                self._free_if_closed()
 
     def try_restart(self, env_ids: np.ndarray) -> None:
         with self._lock:
@@ -203,7 +188,7 @@ class AtariEnv(AtariSurface):
             fleet.wake()
         if self._waiting.acquire(timeout=_CLOSE_WAIT_S):
             try:
-                self._free()
+                self._free_if_closed()
             finally:
                 self._waiting.release()
         # else a poll has been inside ale-py for that long: it frees the games when it comes out
@@ -229,7 +214,7 @@ class AtariEnv(AtariSurface):
         settings, start = self.settings, 0
         groups: list[AtariGroup] = []
         outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threads = settings.num_threads and max(1, settings.num_threads // len(self._sizes))
+        threads = self._threads_per_group()
         first_core = settings.thread_affinity_offset
         press = self.action_meanings.index("FIRE") if settings.use_fire_reset and "FIRE" in self.action_meanings else 0
         for size in self._sizes:
@@ -248,9 +233,25 @@ class AtariEnv(AtariSurface):
             first_core += threads if first_core >= 0 else 0
         return AtariFleet(groups, outcomes, in_turn=settings.batch_size is None)
 
+    def _threads_per_group(self) -> int:
+        """0: as many as there are cores, so that one group has them all while another is acted on.
+
+        First come, several groups are always under way and share them: more threads would take turns on the cores.
+        """
+        total = self.settings.num_threads
+        if total == 0 and len(self._sizes) > 1 and self.settings.batch_size is not None:
+            total = len(usable_cpus())
+        return total and max(1, total // len(self._sizes))
+
     @property
     def _groups(self) -> list[AtariGroup]:
         return [] if self._fleet is None else self._fleet.groups
+
+    def _launch_whole(self, group: AtariGroup, actions: Tree) -> None:
+        """The usual case, at a third of the cost: each slot of a group waits and gets an action."""
+        group.actions[:] = self._codec.checked_copy(actions, group.ids)
+        self._states.code[group.start : group.stop] = BUSY
+        self._fleet.launch(group)  # type: ignore[union-attr]
 
     def _launch_complete(self) -> None:
         """Sends off each group whose slots all have something to do."""
@@ -258,6 +259,25 @@ class AtariEnv(AtariSurface):
             codes = self._states.code[group.start : group.stop].tobytes()
             if not group.flying and not any(state in codes for state in (NEW, WAITING, ENDED, FAILED)):
                 self._fleet.launch(group)  # type: ignore[union-attr]
+
+    def _reset(self, env_ids: np.ndarray) -> StepBatch | None:
+        self._require_open()
+        ids = self._states.require_resettable(env_ids)
+        if not len(ids):
+            return None
+        begun = self._begin_resets(ids)
+        if not self._same_step:
+            return None
+        failures: dict[int, BaseException] = {}
+        for group in begun:  # not those whose first reset is still under way: poll gives out their rows
+            failures.update(self._finish_reset(group))
+        if not failures:
+            return self._first_rows(ids)
+        asked = {slot: failures.pop(slot) for slot in ids.tolist() if slot in failures}
+        if failures:
+            self._ready.append(merged([], self._shape)._replace(failures=failures))
+        good = self._first_rows(ids[[slot not in asked for slot in ids.tolist()]])
+        return good._replace(failures=asked)
 
     def _begin_resets(self, ids: np.ndarray) -> list[AtariGroup]:
         """Resets of slots in mid-episode begin now, in the groups it returns; those that have ended are reset by
@@ -289,22 +309,15 @@ class AtariEnv(AtariSurface):
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
         """At least ``least`` rows, or all that can come; at most ``most``; fewer when the time is over."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._turn():
-            batch = merged(self._parts(least, deadline), self._shape)
+        with self._waiting:
+            try:
+                batch = merged(self._parts(least, deadline), self._shape)
+            finally:
+                self._free_if_closed()
             if most is not None and len(batch.env_ids) > most:
                 batch, rest = split(batch, most)
                 self._ready.appendleft(rest)
             return batch
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One thread at a time waits for rows; if the env was closed meanwhile, it cleans up."""
-        with self._waiting:
-            try:
-                yield
-            finally:
-                if self._closed:
-                    self._free()
 
     def _parts(self, least: int, deadline: float | None) -> list[StepBatch]:
         parts: list[StepBatch] = []
@@ -321,8 +334,10 @@ class AtariEnv(AtariSurface):
                 if group is None:
                     return parts
                 with self._lock:
+                    was_reset = group.reset_rows is not None
                     self._ready.append(self._landed(group))
-                    self._launch_complete()
+                    if was_reset:  # its other slots may have got their actions meanwhile
+                        self._launch_complete()
             parts.append(self._ready.popleft())
             count += len(parts[-1].env_ids) + len(parts[-1].failures)
         return parts
@@ -342,7 +357,7 @@ class AtariEnv(AtariSurface):
             code[reset_rows] = WAITING
             return self._batch(group, rows, reset_rows)
         code[:] = WAITING
-        if _TRUE in rows.terminated.tobytes() or _TRUE in rows.truncated.tobytes():
+        if rows.infos:  # every row that ends an episode has one
             code[rows.terminated | rows.truncated] = ENDED
         return self._batch(group, rows, None)
 
@@ -390,8 +405,10 @@ class AtariEnv(AtariSurface):
         if self._closed:
             raise EnvClosedError("the env is closed")
 
-    def _free(self) -> None:
-        """Ends the threads; the caller holds ``_waiting``."""
+    def _free_if_closed(self) -> None:
+        """Ends the threads if the env was closed meanwhile; the caller holds ``_waiting``."""
+        if not self._closed:
+            return
         with self._lock:
             fleet, self._fleet = self._fleet, None
         if fleet is not None:

@@ -62,7 +62,10 @@ class Books:
         self.lengths[games] = 0
 
     def _count(self, points: np.ndarray, info: Mapping[str, Any]) -> np.ndarray:
-        """One more step of each game; which games lost a life (bool[n], wrong where a game began anew)."""
+        """One more step of each game; which games lost a life (bool[n], wrong where a game began anew).
+
+        ``_no`` itself if the lives of no game changed.
+        """
         self.returns += points
         self.lengths += 1
         lives = info["lives"]
@@ -72,13 +75,18 @@ class Books:
         self.lives[:] = lives
         return lost
 
+    def _ended(self, game_over: np.ndarray, truncated: np.ndarray) -> np.ndarray:
+        """bool[n]; ``_no`` itself if no game ended."""
+        ended = game_over | truncated
+        return ended if _TRUE in ended.tobytes() else self._no
+
     def _infos(self, lost: np.ndarray, ended: np.ndarray, game_over: np.ndarray) -> dict[int, dict[str, Any]]:
         """The infos of games that lost a life, and of the last rows of games that ended."""
         infos: dict[int, dict[str, Any]] = {}
-        if _TRUE in lost.tobytes():
+        if lost is not self._no:
             for game in np.flatnonzero(lost).tolist():
                 infos[game] = {"life_lost": True, "lives": int(self.lives[game])}
-        if _TRUE in ended.tobytes():
+        if ended is not self._no:
             for game in np.flatnonzero(ended).tolist():
                 infos[game] = {
                     **infos.get(game, {}),
@@ -102,10 +110,9 @@ class SameStepBooks(Books):
     def take(self, batch: Any) -> Rows:
         obs, points, game_over, truncated, info = batch
         lost = self._count(points, info)
-        ended = game_over | truncated
-        any_ended = _TRUE in ended.tobytes()
-        infos = self._infos(lost & ~ended if any_ended else lost, ended, game_over)
-        if any_ended:
+        ended = self._ended(game_over, truncated)
+        infos = self._infos(lost if ended is self._no else lost & ~ended, ended, game_over)
+        if ended is not self._no:
             games = np.flatnonzero(ended)
             self.first_obs[games] = obs[games]
             obs[games] = info["final_obs"][games]  # a whole batch, but rows of other games hold no observation
@@ -136,16 +143,16 @@ class NextStepBooks(Books):
         obs, points, game_over, truncated, info = batch
         lost, rewards = self._count(points, info), points.astype(np.float32)
         is_first, over = None, None
-        if _TRUE in self._resetting.tobytes():
+        if self._resetting is not self._no:
             is_first = self._resetting
             lost = lost & ~is_first
             super().begin(np.flatnonzero(is_first), info["lives"])
         if self.pressing is not None:
             is_first = self.pressing if is_first is None else is_first | self.pressing
-        ended = self._resetting = game_over | truncated
+        ended = self._resetting = self._ended(game_over, truncated)
         infos = self._infos(lost, ended, game_over)
         self.pressing, terminated = None, game_over
-        if self._episodic_life and _TRUE in lost.tobytes():
+        if self._episodic_life and lost is not self._no:
             ends = lost if is_first is None else lost & ~is_first
             self.pressing, terminated = ends & ~ended, game_over | ends
         if is_first is not None:

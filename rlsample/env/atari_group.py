@@ -59,6 +59,11 @@ def _games_class() -> Any:
             # Its constructor writes the autoreset mode into the dict it finds here, which all vector envs share.
             self.metadata = dict(type(self).metadata)
             super().__init__(**options)
+            self._strength = np.ones(options["num_envs"], np.float32)
+
+        def send(self, actions: np.ndarray) -> None:
+            """As the original's, for actions that were checked."""
+            self.ale.send(actions, self._strength)
 
     return Games
 

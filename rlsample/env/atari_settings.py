@@ -38,7 +38,9 @@ class AtariSettings:
         None, "rows of a poll, first come, first served; none: all, in order. Best as a divisor of num_envs"
     )
     groups: int = option(1, "games in so many groups, polled in turn: one steps while another is acted on; 2 is best")
-    num_threads: int = option(0, "emulator threads; 0: one per core, at most one per game of a group")
+    num_threads: int = option(
+        0, "emulator threads; 0: one per core (with groups: for each group), at most one per game of a group"
+    )
     thread_affinity_offset: int = option(-1, "pin thread i to core (offset + i) mod cores; -1: do not pin")
     frame_skip: int = option(4, "frames per step; the action is repeated, the reward is their sum")
     noop_max: int = option(30, "a new game begins with up to so many frames without action; 0: none")

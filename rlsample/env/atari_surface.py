@@ -57,6 +57,11 @@ class AtariSurface(BaseEnv):
             EnvProtocolError, SpaceError: as in :meth:`send_actions`; nothing was sent.
         """
         with self._lock:
+            for group in self._groups:
+                if env_ids is group.ids32 and group.all_wait(self._states.code):  # as recv gave it
+                    self._require_open()
+                    self._launch_whole(group, actions)
+                    return
             ids = self._slots(env_ids)
             ended = self._ended_among(ids)
             if ended is None:
@@ -144,6 +149,9 @@ class AtariSurface(BaseEnv):
 
     def _open(self, polled: bool) -> bool:
         """Starts the games for one interface; whether that was now."""
+        raise NotImplementedError
+
+    def _launch_whole(self, group: AtariGroup, actions: Any) -> None:
         raise NotImplementedError
 
     def _begin_resets(self, ids: np.ndarray) -> list[AtariGroup]:

@@ -161,3 +161,13 @@ def test_threads_are_shared_out_among_the_groups(scripted, plan_of, options, thr
         env.poll()
         assert [v.opened["num_threads"] for v in scripted.vectors] == threads
         assert [v.opened["first_core"] for v in scripted.vectors] == cores
+
+
+@pytest.mark.parametrize(
+    ("cores", "batch_size", "threads"), [(2, 2, [1, 1]), (1, 2, [1, 1]), (9, 2, [4, 4]), (9, 4, [0])]
+)
+def test_first_come_groups_share_the_cores(scripted, plan_of, monkeypatch, cores, batch_size, threads):
+    monkeypatch.setattr("rlsample.env.atari.usable_cpus", lambda: list(range(cores)))
+    with scripted(4, lambda slot, game: plan_of(), batch_size=batch_size) as env:
+        env.poll()
+        assert [v.opened["num_threads"] for v in scripted.vectors] == threads
