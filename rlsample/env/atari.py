@@ -152,11 +152,11 @@ class AtariEnv(AtariSurface):
 
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
         with self._lock:
-            self._require_open()
             for group in self._groups:
                 if env_ids is group.ids and group.all_wait(self._states.code):
                     self._launch_whole(group, actions)
                     return
+            self._require_open()
             ids = self._states.require_waiting(env_ids)
             batch = self._codec.checked_copy(actions, ids)
             self._states.code[ids] = BUSY
@@ -249,6 +249,7 @@ class AtariEnv(AtariSurface):
 
     def _launch_whole(self, group: AtariGroup, actions: Tree) -> None:
         """The usual case, at a third of the cost: each slot of a group waits and gets an action."""
+        self._require_open()
         group.actions[:] = self._codec.checked_copy(actions, group.ids)
         self._states.code[group.start : group.stop] = BUSY
         self._fleet.launch(group)  # type: ignore[union-attr]

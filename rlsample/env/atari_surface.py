@@ -59,7 +59,6 @@ class AtariSurface(BaseEnv):
         with self._lock:
             for group in self._groups:
                 if env_ids is group.ids32 and group.all_wait(self._states.code):  # as recv gave it
-                    self._require_open()
                     self._launch_whole(group, actions)
                     return
             ids = self._slots(env_ids)
