@@ -16,10 +16,32 @@ import numpy as np
 from rlsample.errors import ConfigError
 from rlsample.tree import Tree
 
-__all__ = ["decode_tree", "encode_tree"]
+__all__ = ["MAX_FRAGMENT_SIZE", "ByteBudget", "decode_tree", "encode_tree"]
 
 _KINDS = "biufcSU"  # what numpy stores as plain bytes
 _MAX_DEPTH = 32
+
+MAX_FRAGMENT_SIZE = 512 << 20
+"""Bytes that the arrays of a fragment may have, unless a reader is told otherwise."""
+
+
+class ByteBudget:
+    """How many bytes of arrays a fragment may still have.
+
+    Args:
+        max_fragment_size: all of them.
+    """
+
+    def __init__(self, max_fragment_size: int = MAX_FRAGMENT_SIZE) -> None:
+        self._total = self._left = max_fragment_size
+
+    def spend(self, size: int) -> None:
+        """Takes note of an array. Raises ValueError, if it is too much."""
+        if size > self._left:
+            raise ValueError(
+                f"its arrays have more than {self._total} bytes; for logs that you trust, raise max_fragment_size"
+            )
+        self._left -= size
 
 
 def encode_tree(tree: Tree, name: str, level: int = 1) -> dict[str, Any]:
@@ -50,20 +72,24 @@ def encode_tree(tree: Tree, name: str, level: int = 1) -> dict[str, Any]:
     return {"dtype": dtype, "shape": list(array.shape), "zlib": packed}
 
 
-def decode_tree(document: Any, depth: int = 0) -> Tree:
+def decode_tree(document: Any, budget: ByteBudget | None = None, depth: int = 0) -> Tree:
     """The tree of a document: fresh, writable arrays.
 
-    Never unpacks more bytes than dtype and shape ask for.
+    Never unpacks more bytes than dtype and shape ask for, and nothing beyond the budget.
+
+    Args:
+        budget: shared by the trees of a fragment; None: one of its own.
 
     Raises:
         ValueError: not a document of :func:`encode_tree`, or a damaged one.
     """
+    budget = budget or ByteBudget()
     if not isinstance(document, dict) or depth > _MAX_DEPTH:
         raise ValueError(f"expected an array, dict or tuple, got {type(document).__name__}")
     if isinstance(document.get("dict"), dict):
-        return {key: decode_tree(part, depth + 1) for key, part in document["dict"].items()}
+        return {key: decode_tree(part, budget, depth + 1) for key, part in document["dict"].items()}
     if isinstance(document.get("tuple"), list):
-        return tuple(decode_tree(part, depth + 1) for part in document["tuple"])
+        return tuple(decode_tree(part, budget, depth + 1) for part in document["tuple"])
     try:
         dtype, shape, packed = np.dtype(str(document["dtype"])), tuple(document["shape"]), document["zlib"]
     except (KeyError, TypeError, SyntaxError) as error:  # numpy parses a dtype of several parts as Python
@@ -73,6 +99,7 @@ def decode_tree(document: Any, depth: int = 0) -> Tree:
     if not all(isinstance(size, int) and size >= 0 for size in shape):
         raise ValueError(f"shape {shape} is no shape")
     expected = math.prod(shape) * dtype.itemsize
+    budget.spend(expected)
     unpack = zlib.decompressobj()
     try:
         data = unpack.decompress(base64.b64decode(packed, validate=True), expected + 1)

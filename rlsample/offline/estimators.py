@@ -16,7 +16,7 @@ choices: else, at late t, the weights would not sum to what episodes that ended 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 ESTIMATORS = ("is", "wis")
+_CHUNK_ROWS = 4096  # that the policy looks at in one pass
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,9 @@ def estimate_return(
 
 
 def episode_ratios(episodes: Sequence[SampleBatch], policy: Policy) -> EpisodeRatios:
-    """One pass of the policy over all rows. Raises as :func:`estimate_return`."""
+    """The policy's say on all rows, some thousands at a time. Raises as :func:`estimate_return`."""
     require_logp(episodes)
-    obs = concat([episode[OBS] for episode in episodes])
-    new = policy.logp(obs, concat([episode[ACTIONS] for episode in episodes])).astype(np.float64)
+    new = np.concatenate([_logp(chunk, policy) for chunk in _chunks(episodes, _CHUNK_ROWS)]).astype(np.float64)
     old = np.concatenate([episode[ACTION_LOGP] for episode in episodes]).astype(np.float64)
     lengths = np.array([episode.count for episode in episodes])
     there = np.arange(int(lengths.max())) < lengths[:, None]
@@ -106,6 +106,28 @@ def episode_ratios(episodes: Sequence[SampleBatch], policy: Policy) -> EpisodeRa
     log_ratios[there] = new - old
     rewards[there] = np.concatenate([episode[REWARDS] for episode in episodes])
     return EpisodeRatios(np.cumsum(log_ratios, axis=1), rewards)
+
+
+def _chunks(episodes: Sequence[SampleBatch], size: int) -> Iterator[list[SampleBatch]]:
+    """All rows in order, in stretches of episodes that have ``size`` rows together, the last ones fewer."""
+    chunk: list[SampleBatch] = []
+    room = size
+    for episode in episodes:
+        start = 0
+        while start < episode.count:
+            part = episode.slice(start, start + room)
+            chunk.append(part)
+            start += part.count
+            room -= part.count
+            if not room:
+                yield chunk
+                chunk, room = [], size
+    if chunk:
+        yield chunk
+
+
+def _logp(parts: Sequence[SampleBatch], policy: Policy) -> np.ndarray:
+    return policy.logp(concat([part[OBS] for part in parts]), concat([part[ACTIONS] for part in parts]))
 
 
 def estimate_from_ratios(ratios: EpisodeRatios, gamma: float, estimator: str) -> ReturnEstimate:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from rlsample.errors import ConfigError
-from rlsample.offline.array_codec import decode_tree, encode_tree
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE, ByteBudget, decode_tree, encode_tree
 from rlsample.sample_batch import EPS_ID, OBS, REWARDS, TERMINATED, TRUNCATED, NextObs, SampleBatch
+from rlsample.tree import Tree, leaves, map_tree
 
-__all__ = ["VERSION", "decode_line", "encode_line"]
+__all__ = ["VERSION", "decode_line", "encode_line", "require_like_obs"]
 
 VERSION = 1
 
@@ -41,11 +42,14 @@ def encode_line(batch: SampleBatch, level: int = 1) -> bytes:
     return json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def decode_line(line: bytes) -> SampleBatch:
+def decode_line(line: bytes, max_fragment_size: int = MAX_FRAGMENT_SIZE) -> SampleBatch:
     """The batch of a line: equal columns (values bit for bit, dtypes, shapes), next_obs and fragment_lengths.
 
+    Args:
+        max_fragment_size: bytes that its arrays may have; no more than that are unpacked.
+
     Raises:
-        ValueError: the line is damaged, cut, or of a newer version; says which.
+        ValueError: the line is damaged, cut, too large, or of a newer version; says which.
     """
     try:
         document = json.loads(line)
@@ -55,11 +59,12 @@ def decode_line(line: bytes) -> SampleBatch:
         raise ValueError("no rlsample fragment: it has no columns")
     if document.get("rlsample") != VERSION:
         raise ValueError(f"written as version {document.get('rlsample')!r}, this rlsample reads {VERSION}")
-    columns = {name: decode_tree(column) for name, column in document["columns"].items()}
+    budget = ByteBudget(max_fragment_size)
+    columns = {name: decode_tree(column, budget) for name, column in document["columns"].items()}
     nxt = document.get("next_obs")
     lengths = document.get("fragment_lengths")
     try:
-        source = None if nxt is None else NextObs(decode_tree(nxt["index"]), decode_tree(nxt["extra"]))
+        source = None if nxt is None else NextObs(decode_tree(nxt["index"], budget), decode_tree(nxt["extra"], budget))
         if source is not None and getattr(source.index, "dtype", None) != np.int64:
             raise ValueError("the index of next_obs is no int64 array")
         batch = SampleBatch(columns, source, None if lengths is None else np.array(lengths, np.int64))
@@ -67,7 +72,16 @@ def decode_line(line: bytes) -> SampleBatch:
         raise ValueError(f"parts that do not fit each other ({error})") from error
     if batch.count != document.get("count"):
         raise ValueError(f"{batch.count} rows, where count says {document.get('count')!r}")
+    if source is not None:
+        require_like_obs(source.extra, batch[OBS])
     return batch
+
+
+def require_like_obs(extra: Tree, obs: Tree) -> None:
+    """Raises ValueError unless the observations [E, ...] that ``next_obs`` adds are of the structure of ``obs``."""
+    found, expected = (map_tree(lambda leaf: f"{leaf.dtype}{list(leaf.shape[1:])}", tree) for tree in (extra, obs))
+    if found != expected or len({leaf.shape[:1] for leaf in leaves(extra)}) > 1:
+        raise ValueError(f"next_obs has observations of {found}, the column obs of {expected}")
 
 
 def _summary(batch: SampleBatch) -> dict[str, Any]:

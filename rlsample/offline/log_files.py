@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import itertools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from rlsample.errors import ConfigError
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE, ByteBudget
 from rlsample.offline.json_lines import decode_line, encode_line
-from rlsample.offline.parquet_tables import from_table, import_pyarrow, to_table
+from rlsample.offline.parquet_tables import from_table, import_pyarrow, size_of_rows, to_table
 from rlsample.sample_batch import SampleBatch
 
 __all__ = ["PART", "Damage", "FragmentFile", "JsonLinesFile", "ParquetFile", "read_json_lines", "read_parquet"]
 
-log = logging.getLogger(__name__)
-
 PART = ".part"  # the suffix of a file that is not finished
+_MORE_IN_A_LINE = 1 << 16  # bytes beside its arrays, which base64 makes a third longer
+_PIECE = 1 << 20
 
 _DAMAGED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, StopIteration, ConfigError)
 
@@ -128,18 +129,34 @@ class ParquetFile(FragmentFile):
                 file.close()
 
 
-def read_json_lines(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch]:
+def read_json_lines(
+    path: Path, mine: Mine, damage: Damage, max_fragment_size: int = MAX_FRAGMENT_SIZE
+) -> Iterator[SampleBatch]:
     """The fragments of the lines whose number (from 0) is ``mine``. Others are not unpacked.
 
     Args:
-        damage: is told of lines that cannot be read: their number (from 1) and why.
+        damage: is told of lines that cannot be read: their number (from 1) and why; and of a file that is gone.
+        max_fragment_size: bytes that the arrays of a fragment may have. A line that unpacks to more is damaged, one
+            that could hold nothing else is not even read into memory.
     """
-    with _opened(path) as file:
-        for number, line in enumerate(file):
+    file = _opened(path, damage)
+    if file is None:
+        return
+    longest = 2 * max_fragment_size + _MORE_IN_A_LINE
+    with file:
+        for number in itertools.count():
+            line = file.readline(longest)
+            if not line:
+                return
             whole = line.endswith(b"\n")
+            if len(line) == longest and not whole:
+                whole = _skip_line(file)
+                line = b""
             if mine(number):
                 try:
-                    batch = decode_line(line)
+                    if not line:
+                        raise ValueError(f"it has more than {longest} bytes; see max_fragment_size")
+                    batch = decode_line(line, max_fragment_size)
                 except ValueError as error:
                     what = " is damaged" if whole else ", the last one, is cut"
                     damage(f"line {number + 1}{what}: {error}")
@@ -149,10 +166,23 @@ def read_json_lines(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBa
                 return
 
 
-def read_parquet(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch]:
+def _skip_line(file: BinaryIO) -> bool:
+    """Goes to the end of the line; whether it has one."""
+    while True:
+        piece = file.readline(_PIECE)
+        if not piece or piece.endswith(b"\n"):
+            return bool(piece)
+
+
+def read_parquet(
+    path: Path, mine: Mine, damage: Damage, max_fragment_size: int = MAX_FRAGMENT_SIZE
+) -> Iterator[SampleBatch]:
     """The fragments of the row groups whose number (from 0) is ``mine``; as :func:`read_json_lines`."""
     pa, pq = import_pyarrow()
-    with _opened(path) as source:
+    opened = _opened(path, damage)
+    if opened is None:
+        return
+    with opened as source:
         try:
             file = pq.ParquetFile(source)
         except (pa.ArrowException, OSError) as error:
@@ -163,6 +193,8 @@ def read_parquet(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch
                 if not mine(number):
                     continue
                 try:
+                    rows = file.metadata.row_group(number).num_rows
+                    ByteBudget(max_fragment_size).spend(size_of_rows(file.schema_arrow, rows))
                     batch = from_table(file.read_row_group(number))
                 except (pa.ArrowException, *_DAMAGED) as error:
                     damage(f"row group {number + 1} is damaged: {error}")
@@ -170,11 +202,16 @@ def read_parquet(path: Path, mine: Mine, damage: Damage) -> Iterator[SampleBatch
                     yield batch
 
 
-def _opened(path: Path) -> Any:
-    """The file, also if its writer has finished it since the folder was listed."""
-    try:
-        return path.open("rb")
-    except FileNotFoundError:
-        if path.name.endswith(PART):
-            return path.with_name(path.name.removesuffix(PART)).open("rb")
-        raise
+def _opened(path: Path, damage: Damage) -> BinaryIO | None:
+    """The file, also if its writer has finished it since the folder was listed. None: it is gone, or is not ours."""
+    names = [path, path.with_name(path.name.removesuffix(PART))]
+    for name in names:
+        try:
+            return name.open("rb")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            damage(f"it cannot be opened: {error.strerror}")
+            return None
+    damage("it was deleted after the folder was listed")
+    return None

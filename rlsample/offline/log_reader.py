@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlsample.errors import ConfigError
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE
 from rlsample.offline.log_files import PART, read_json_lines, read_parquet
 from rlsample.offline.minari_datasets import find_minari, read_minari
 from rlsample.sample_batch import SampleBatch
@@ -29,7 +30,8 @@ class LogReader:
         with LogReader("logs") as reader:
             for batch in reader: ...
 
-    A line or row group that cannot be read is skipped with a warning that names file and place; a cut last line too.
+    A line or row group that cannot be read is skipped with a warning that names file and place; a cut last line, one
+    that is too large and a file that is deleted meanwhile, too.
     The folder is listed at the beginning of each pass. Unfinished JSONL files are read as far as they go.
 
     Readers of the same logs with ``index`` 0 to n - 1 and ``num_readers`` n share them without overlap: which fragment
@@ -43,9 +45,11 @@ class LogReader:
         shuffle_window: 0: files in the order of their names. Else files in random order, and each fragment drawn from
             that many that were read ahead.
         seed: of the shuffling; each pass has an order of its own.
+        max_fragment_size: bytes that the arrays of a fragment may have, unpacked (not checked for Minari datasets): a
+            small file may hold what fills the memory.
 
     Attributes:
-        num_skipped: fragments skipped so far.
+        num_skipped: fragments, and files as a whole, skipped so far.
         pass_number: the pass of the last fragment, from 0.
         samples: False: for the evaluator, no env is stepped for it.
 
@@ -65,6 +69,7 @@ class LogReader:
         repeat: int | None = 1,
         shuffle_window: int = 0,
         seed: int = 0,
+        max_fragment_size: int = MAX_FRAGMENT_SIZE,
     ) -> None:
         if not 0 <= index < num_readers:
             raise ConfigError(f"reader index {index} of {num_readers}: it counts from 0 to {num_readers - 1}")
@@ -72,9 +77,12 @@ class LogReader:
             raise ConfigError(
                 f"shuffle_window must be 0 or more, repeat 1 or more or None; not {shuffle_window}, {repeat}"
             )
+        if max_fragment_size < 1:
+            raise ConfigError(f"max_fragment_size must be at least 1 byte, not {max_fragment_size}")
         self.source = [source] if isinstance(source, (str, Path)) else list(source)
         self.index, self.num_readers, self.repeat = index, num_readers, repeat
         self.shuffle_window, self.seed = shuffle_window, seed
+        self.max_fragment_size = max_fragment_size
         self.num_skipped = 0
         self._warned: set[str] = set()
         self.pass_number = self._given = 0
@@ -136,7 +144,6 @@ class LogReader:
     def _fragments(self, files: list[Path]) -> Iterator[SampleBatch]:
         for path in files:
             name = path.name.removesuffix(PART)
-            read = read_minari if path.is_dir() else _READERS[Path(name).suffix]
             offset = zlib.crc32(name.encode())
 
             def mine(number: int, offset: int = offset) -> bool:
@@ -145,7 +152,11 @@ class LogReader:
             def damage(what: str, path: Path = path) -> None:
                 self._skipped(f"{path}: {what}; skipped")
 
-            yield from read(path, mine, damage)
+            read = _READERS.get(Path(name).suffix)
+            if read is None or path.is_dir():
+                yield from read_minari(path, mine, damage)
+            else:
+                yield from read(path, mine, damage, self.max_fragment_size)
 
     def _skipped(self, what: str) -> None:
         self.num_skipped += 1

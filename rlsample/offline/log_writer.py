@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from pathlib import Path
 
 from rlsample.errors import ConfigError, unknown_name
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE
 from rlsample.offline.log_files import FragmentFile, JsonLinesFile, ParquetFile
 from rlsample.offline.parquet_tables import import_pyarrow
 from rlsample.sample_batch import SampleBatch
 
 __all__ = ["FORMATS", "LogWriter"]
+
+log = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "parquet")
 
@@ -52,7 +56,7 @@ class LogWriter:
         self._name = f"worker-{worker_index:05d}-{secrets.token_hex(4)}"
         self._number = 0
         self._file: FragmentFile | None = None
-        self._closed = False
+        self._closed = self._warned = False
 
     def write(self, batch: SampleBatch) -> None:
         """Adds one fragment. JSONL: it has reached the system when this returns, and outlives this process.
@@ -63,6 +67,15 @@ class LogWriter:
         """
         if self._closed:
             raise ConfigError(f"the writer to {self.folder} is closed")
+        if batch.nbytes > MAX_FRAGMENT_SIZE and not self._warned:
+            self._warned = True
+            log.warning(
+                "a batch of %d bytes is written to %s as one fragment: readers skip what is above %d unless their "
+                "max_fragment_size (input_max_fragment_size) is raised",
+                batch.nbytes,
+                self.folder,
+                MAX_FRAGMENT_SIZE,
+            )
         if self._file is not None and not self._file.fits(batch):
             self._finish()
         if self._file is None:

@@ -166,7 +166,12 @@ def find_minari(source: str | Path) -> Path | None:
 def read_minari(path: Path, mine: Callable[[int], bool], damage: Callable[[str], None]) -> Iterator[SampleBatch]:
     """A batch per episode whose number is ``mine``: obs, actions, rewards (float32), terminated, truncated, and eps_id,
     t, env_id, fragment_id made from its number. ``damage`` is told of episodes whose parts do not fit."""
-    storage = _import_minari()[0].read(path)
+    minari_storage = _import_minari()[0]
+    try:
+        storage = minari_storage.read(path)
+    except (OSError, ValueError) as error:
+        damage(f"it was deleted after it was found, or is damaged: {error}")
+        return
     for number in range(storage.total_episodes):
         if not mine(number):
             continue

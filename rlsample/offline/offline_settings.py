@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlsample.errors import ConfigError, unknown_name
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE
 from rlsample.offline.estimators import ESTIMATORS
 from rlsample.offline.log_writer import FORMATS
 from rlsample.settings import option
@@ -24,6 +25,9 @@ class OfflineSettings:
         "such as A=0.7,B=0.3; the source sampler stands for the env",
     )
     input_shuffle_window: int = option(0, "draw each fragment from that many read ahead, files in random order; 0: no")
+    input_max_fragment_size: int = option(
+        MAX_FRAGMENT_SIZE, "bytes that one fragment of the logs may unpack to; a larger one is skipped"
+    )
     input_evaluation: tuple[str, ...] = option((), "estimate the policy's return from the logs: is, wis")
     input_evaluation_episodes: int = option(100, "whole episodes kept for that, the first of the logs")
     input_evaluation_interval: int = option(10, "iterations from one estimate to the next")
@@ -39,6 +43,7 @@ class OfflineSettings:
                 raise unknown_name("input_evaluation", name, ESTIMATORS)
         for name, least in (
             ("input_shuffle_window", 0),
+            ("input_max_fragment_size", 1),
             ("input_evaluation_episodes", 2),
             ("input_evaluation_interval", 1),
             ("output_max_file_size", 1),

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from rlsample.errors import ConfigError, MissingExtraError
-from rlsample.offline.json_lines import VERSION
+from rlsample.offline.json_lines import VERSION, require_like_obs
 from rlsample.sample_batch import NEXT_OBS, OBS, NextObs, SampleBatch
 from rlsample.tree import Tree
 
-__all__ = ["from_table", "import_pyarrow", "to_table"]
+__all__ = ["from_table", "import_pyarrow", "size_of_rows", "to_table"]
 
 _FRAGMENT = "fragment"  # of the batch's lane fragments, the one a row is in
 _MAX_FRAGMENTS = 1 << 24
@@ -80,9 +80,7 @@ def from_table(table: Any) -> SampleBatch:
     Raises:
         ValueError: the file was not written by :func:`to_table`, or by a newer version.
     """
-    facts = table.schema.metadata or {}
-    if facts.get(b"rlsample") != str(VERSION).encode():
-        raise ValueError(f"no Parquet file of rlsample version {VERSION}")
+    _require_ours(table.schema)
     parts: dict[str, list[tuple[list[Any], np.ndarray]]] = {_COLUMN: [], _EXTRA: [], _LANES: []}
     valid = np.zeros(0, bool)
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -107,7 +105,34 @@ def from_table(table: Any) -> SampleBatch:
         if fragment.max(initial=0) > _MAX_FRAGMENTS:
             raise ValueError(f"fragment {fragment.max()} of a row group")
         lengths = np.bincount(fragment)
-    return SampleBatch(columns, nxt, lengths)
+    batch = SampleBatch(columns, nxt, lengths)
+    if nxt is not None:
+        require_like_obs(nxt.extra, batch[OBS])
+    return batch
+
+
+def size_of_rows(schema: Any, num_rows: int) -> int:
+    """Bytes of so many rows of a Parquet file of ours.
+
+    Raises:
+        ValueError: it is no such file, or has a column whose values have no fixed size.
+    """
+    _require_ours(schema)
+    width = 0
+    for field in schema:
+        kind, count = field.type, 1
+        if hasattr(kind, "list_size"):
+            kind, count = kind.value_type, kind.list_size
+        try:
+            width += count * -(-kind.bit_width // 8)
+        except ValueError:
+            raise ValueError(f"column {field.name!r} is of type {field.type}, which no rlsample wrote") from None
+    return width * num_rows
+
+
+def _require_ours(schema: Any) -> None:
+    if (schema.metadata or {}).get(b"rlsample") != str(VERSION).encode():
+        raise ValueError(f"no Parquet file of rlsample version {VERSION}")
 
 
 def _name(path: list[str | int]) -> str:

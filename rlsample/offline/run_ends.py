@@ -101,7 +101,8 @@ class PolicyInput:
                 f"the logs in {self._reader.source} lack {', '.join(missing)}, which {type(self._policy).__name__} "
                 f"learns from; they have {', '.join(batch)}"
             )
-        for name, specs in self._specs.items():
+        specs_of = self._specs if NEXT_OBS not in batch.keys() else {**self._specs, NEXT_OBS: self._specs[OBS]}  # noqa: SIM118
+        for name, specs in specs_of.items():
             got, expected = _shapes(batch[name]), {path: (str(s.dtype), s.shape) for path, s in flatten(specs)}
             if got != expected:
                 raise ConfigError(
@@ -136,7 +137,9 @@ def make_input(
             sources.append((SamplerInput(sample), share))
             continue
         window, shuffle_seed = settings.input_shuffle_window, int(seeds[1 + number % 63])
-        reader = LogReader(source, index, num_readers, None, window, shuffle_seed)
+        reader = LogReader(
+            source, index, num_readers, None, window, shuffle_seed, max_fragment_size=settings.input_max_fragment_size
+        )
         sources.append((PolicyInput(reader, policy), share))
     return sources[0][0] if len(sources) == 1 else MixedReader(sources, int(seeds[0]))
 
@@ -152,7 +155,7 @@ class InputJudge:
         assert settings.input is not None
         self._settings, self._gamma = settings, gamma
         logs = [source for source, _ in parse_input(settings.input) if source != SAMPLER]
-        with contextlib.closing(_whole_episodes(logs)) as episodes:
+        with contextlib.closing(_whole_episodes(logs, settings.input_max_fragment_size)) as episodes:
             self._episodes = list(itertools.islice(episodes, settings.input_evaluation_episodes))
         if len(self._episodes) < 2:
             raise ConfigError(f"input_evaluation: fewer than two whole episodes in {', '.join(logs)}")
@@ -176,9 +179,9 @@ class InputJudge:
         return self._last
 
 
-def _whole_episodes(logs: list[str]) -> Generator[SampleBatch, None, None]:
+def _whole_episodes(logs: list[str], max_fragment_size: int) -> Generator[SampleBatch, None, None]:
     assembler = EpisodeAssembler()
-    with LogReader(logs) as reader:
+    with LogReader(logs, max_fragment_size=max_fragment_size) as reader:
         for batch in reader:
             yield from assembler.add(batch)
 

@@ -212,6 +212,41 @@ def test_episodes_that_the_new_policy_never_plays_say_nothing():
     assert (got.value, got.effective_sample_size, got.num_episodes) == (0.0, 0.0, 3)
 
 
+class CountingTable(TablePolicy):
+    """Takes note of how many rows it is asked about at a time."""
+
+    def __init__(self, table):
+        super().__init__(table)
+        self.asked = []
+
+    def logp(self, obs, actions):
+        self.asked.append(len(actions))
+        return super().logp(obs, actions)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 4, 100])
+def test_the_policy_looks_at_a_limited_number_of_rows_at_a_time(monkeypatch, chunk):
+    """Five episodes of 1, 4, 2, 7 and 3 rows: 17 in all, cut wherever a chunk is full, and nothing else changes."""
+    rng = np.random.default_rng(5)
+    episodes = [
+        episode(rng.integers(0, 3, n), rng.integers(0, 3, n), rng.normal(size=n), rng.uniform(0.1, 1, n))
+        for n in (1, 4, 2, 7, 3)
+    ]
+    whole = episode_ratios(episodes, TablePolicy(NEW))
+    monkeypatch.setattr("rlsample.offline.estimators._CHUNK_ROWS", chunk)
+    policy = CountingTable(NEW)
+    got = episode_ratios(episodes, policy)
+    assert policy.asked == [chunk] * (17 // chunk) + [17 % chunk] * (17 % chunk > 0)
+    np.testing.assert_array_equal(got.log_ratios, whole.log_ratios)
+    np.testing.assert_array_equal(got.rewards, whole.rewards)
+
+
+def test_many_rows_come_in_chunks_without_being_asked_for():
+    policy = CountingTable(NEW)
+    episode_ratios([episode([0] * 5000, [0] * 5000, [1.0] * 5000, [0.5] * 5000)] * 2, policy)
+    assert policy.asked == [4096, 4096, 1808]
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

@@ -221,6 +221,18 @@ def test_settings_that_cannot_work(options, words):
         Trainer(configure(DQN, max_steps=10, **options)).close()
 
 
+def test_a_run_skips_fragments_that_are_too_large_by_its_own_option(tmp_path, caplog):
+    folder = write_one(tmp_path / "logs")
+    small = configure(DQN, input=folder, max_steps=10, input_max_fragment_size=100)
+    with Trainer(small) as trainer, pytest.raises(ConfigError, match="there is no readable fragment in"):
+        trainer.step()
+    assert "its arrays have more than 100 bytes" in caplog.text
+    with pytest.raises(ConfigError, match="fewer than two whole episodes"):
+        Trainer(configure(DQN, input=folder, max_steps=10, input_evaluation=("is",), input_max_fragment_size=100))
+    with pytest.raises(ConfigError, match="input_max_fragment_size must be at least 1, not 0"):
+        configure(DQN, input=folder, input_max_fragment_size=0)
+
+
 def write_one(folder, **changes) -> str:
     columns = {
         "obs": np.zeros((4, 4), np.float32),
@@ -244,6 +256,8 @@ def write_one(folder, **changes) -> str:
         ("dqn", {"obs": np.zeros((4, 3), np.float32), "next_obs": None}, "lack next_obs, which DQNPolicy learns from"),
         ("dqn", {"obs": np.zeros((4, 3), np.float32)}, r"'obs' .* does not fit the env: .*\(3,\).*\(4,\)"),
         ("dqn", {"actions": np.zeros(4, np.int32)}, "'actions' .*int32.*int64"),
+        ("dqn", {"next_obs": np.zeros((4, 4), np.float64)}, "'next_obs' .*float64.*float32"),
+        ("dqn", {"next_obs": {"a": np.zeros((4, 4), np.float32)}}, "'next_obs' .*'a'"),
         ("ppo", {"action_logp": None}, "lack action_logp, which PPOPolicy"),
         ("ppo", {"action_logp": np.full(4, np.nan, np.float32)}, "action_logp is not finite in some rows"),
         (

@@ -283,6 +283,37 @@ def test_a_file_that_is_finished_between_listing_and_opening_is_still_read(tmp_p
 
 
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
+def test_a_file_that_is_deleted_between_listing_and_opening_is_skipped(tmp_path, caplog, format):
+    write(tmp_path, 4, format=format, max_file_size=1)
+    files = sorted(tmp_path.iterdir())
+    found = []
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path) as reader:
+        for batch in reader:
+            found.append(int(batch["t"][0]))
+            if len(found) == 2:
+                files[2].unlink()
+    assert found == [0, 1, 3]
+    assert reader.num_skipped == 1
+    assert [r.message for r in caplog.records] == [f"{files[2]}: it was deleted after the folder was listed; skipped"]
+
+
+def test_a_file_that_may_not_be_opened_is_skipped_by_name(tmp_path, caplog, monkeypatch):
+    write(tmp_path, 2, max_file_size=1)
+    first, _ = sorted(tmp_path.iterdir())
+    open_as_ever = Path.open
+
+    def guarded(path, *args, **more):
+        if path == first:
+            raise PermissionError(13, "Permission denied")
+        return open_as_ever(path, *args, **more)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path) as reader:
+        assert numbers(reader) == [1]
+    assert [r.message for r in caplog.records] == [f"{first}: it cannot be opened: Permission denied; skipped"]
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_two_readers_share_without_overlap_or_loss(tmp_path, format):
     write(tmp_path, 20, format=format, max_file_size=2000)
     write(tmp_path, 7, first=20, format=format)
@@ -389,6 +420,7 @@ def test_a_reader_goes_on_where_another_one_was(tmp_path, window):
         ({"index": 2, "num_readers": 2}, "reader index 2 of 2: it counts from 0 to 1"),
         ({"repeat": 0}, "repeat 1 or more"),
         ({"shuffle_window": -1}, "shuffle_window must be 0 or more"),
+        ({"max_fragment_size": 0}, "max_fragment_size must be at least 1 byte, not 0"),
     ],
 )
 def test_readers_refuse_what_cannot_work(tmp_path, options, words):
