@@ -16,7 +16,16 @@ from rlsample.offline.json_lines import decode_line, encode_line
 from rlsample.offline.parquet_tables import from_table, import_pyarrow, size_of_rows, to_table
 from rlsample.sample_batch import SampleBatch
 
-__all__ = ["PART", "Damage", "FragmentFile", "JsonLinesFile", "ParquetFile", "read_json_lines", "read_parquet"]
+__all__ = [
+    "PART",
+    "Damage",
+    "FragmentFile",
+    "JsonLinesFile",
+    "ParquetFile",
+    "finished",
+    "read_json_lines",
+    "read_parquet",
+]
 
 PART = ".part"  # the suffix of a file that is not finished
 _MORE_IN_A_LINE = 1 << 16  # bytes beside its arrays, which base64 makes a third longer
@@ -202,10 +211,14 @@ def read_parquet(
                     yield batch
 
 
+def finished(path: Path) -> Path:
+    """What a file is called, or will be, when it is finished."""
+    return path.with_name(path.name.removesuffix(PART))
+
+
 def _opened(path: Path, damage: Damage) -> BinaryIO | None:
     """The file, also if its writer has finished it since the folder was listed. None: it is gone, or is not ours."""
-    names = [path, path.with_name(path.name.removesuffix(PART))]
-    for name in names:
+    for name in (path, finished(path)):
         try:
             return name.open("rb")
         except FileNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import logging
+import os
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 
 from rlsample.errors import ConfigError
 from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE
-from rlsample.offline.log_files import PART, read_json_lines, read_parquet
+from rlsample.offline.log_files import PART, finished, read_json_lines, read_parquet
 from rlsample.offline.minari_datasets import find_minari, read_minari
 from rlsample.sample_batch import SampleBatch
 
@@ -206,7 +207,7 @@ def find_logs(sources: Sequence[str | Path]) -> list[Path]:
         if not paths:
             raise ConfigError(f"no logs in {source}: expected *.jsonl or *.parquet files, or a Minari dataset")
         for path in paths:
-            name = str(path).removesuffix(PART)
+            name = os.path.abspath(path).removesuffix(PART)
             if name not in found or not path.name.endswith(PART):
                 found[name] = path
     return [found[name] for name in sorted(found)]
@@ -224,4 +225,5 @@ def _find(source: str | Path) -> list[Path]:
     for one in listed:
         if one.name.endswith(f".parquet{PART}"):
             log.warning("%s is unfinished: its writer is running or was killed; skipped", one)
-    return [one for one in listed if one.name.endswith((".jsonl", f".jsonl{PART}", ".parquet")) and one.is_file()]
+    endings = (".jsonl", f".jsonl{PART}", ".parquet")
+    return [one for one in listed if one.name.endswith(endings) and (one.is_file() or finished(one).is_file())]

@@ -282,6 +282,24 @@ def test_a_file_that_is_finished_between_listing_and_opening_is_still_read(tmp_p
     assert sorted(found) == [0, 5]
 
 
+def test_a_file_that_is_finished_while_the_folder_is_listed_is_still_found(tmp_path, monkeypatch):
+    writer = LogWriter(tmp_path)
+    writer.write(fragment(1))
+    stale = list(tmp_path.iterdir())
+    assert stale[0].name.endswith(".part")
+    writer.close()
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(stale))
+    with LogReader(tmp_path) as reader:
+        assert numbers(reader) == [1]
+
+
+def test_one_file_under_two_paths_comes_once(tmp_path, monkeypatch):
+    write(tmp_path / "logs", 3)
+    monkeypatch.chdir(tmp_path)
+    with LogReader(["logs", tmp_path / "logs", "logs/../logs/*.jsonl"]) as reader:
+        assert numbers(reader) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("format", ["jsonl", "parquet"])
 def test_a_file_that_is_deleted_between_listing_and_opening_is_skipped(tmp_path, caplog, format):
     write(tmp_path, 4, format=format, max_file_size=1)
