@@ -49,16 +49,17 @@ class KeptAnswer:
 class AnswerBook:
     """The latest answers by key; used by the server's loop only.
 
-    A call that was refused did nothing: its key is free again, and a retry may succeed.
+    A call that was refused did nothing: its key is free again, and a retry may succeed. Nor does it push out another
+    one's answer; and a call in progress stays in the book until it is answered.
 
     Args:
-        size: how many are kept; the oldest goes first.
+        size: how many answers are kept; the oldest goes first.
     """
 
-    __slots__ = ("_kept", "_size")
+    __slots__ = ("_kept", "_num_answered", "_size")
 
     def __init__(self, size: int) -> None:
-        self._size = size
+        self._size, self._num_answered = size, 0
         self._kept: collections.OrderedDict[str, KeptAnswer] = collections.OrderedDict()
 
     def find(self, key: str, request: object) -> KeptAnswer | None:
@@ -81,13 +82,15 @@ class AnswerBook:
     def begin(self, key: str, request: object) -> KeptAnswer:
         """Notes that a call is in progress. Follow with :meth:`finish` or :meth:`fail`."""
         kept = self._kept[key] = KeptAnswer(request)
-        if len(self._kept) > self._size:
-            self._kept.popitem(last=False)
         return kept
 
-    def finish(self, kept: KeptAnswer, answer: Answer) -> None:
+    def finish(self, key: str, kept: KeptAnswer, answer: Answer) -> None:
         """The call was done; whoever repeats it gets this answer."""
         kept.answer = answer
+        self._num_answered += 1
+        if self._num_answered > self._size:
+            del self._kept[next(k for k, other in self._kept.items() if other.answer is not None)]
+            self._num_answered -= 1
         if kept.done is not None and not kept.done.done():
             kept.done.set_result(answer)
 

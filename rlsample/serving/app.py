@@ -117,7 +117,7 @@ class ServingApp:
         except BaseException as e:
             book.fail(key, kept, e)
             raise
-        book.finish(kept, answer)
+        book.finish(key, kept, answer)
         return answer
 
     def _book(self, episode_id: str, key: str) -> AnswerBook:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ class AsyncPolicyClient:
         self._exchange = Exchange(self.address, token, self.settings)
         self._calls = calls_for(self._exchange)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._over = asyncio.Event()
         self._http = httpx.AsyncClient(limits=limits, follow_redirects=False, trust_env=False)
 
     @property
@@ -80,7 +82,8 @@ class AsyncPolicyClient:
                 try:
                     reply = None
                     if isinstance(event, Pause):
-                        await asyncio.sleep(event.seconds)
+                        with contextlib.suppress(asyncio.TimeoutError):
+                            await asyncio.wait_for(self._over.wait(), event.seconds)
                     else:
                         reply = await self._send(event)
                 except NoAnswer as e:
@@ -111,6 +114,7 @@ class AsyncPolicyClient:
     async def aclose(self) -> None:
         """Ends calls that wait, with a ServingError, and closes the connections. Episodes are left as they are."""
         self._exchange.closed = True
+        self._over.set()
         await self._http.aclose()
 
     async def __aenter__(self) -> AsyncPolicyClient:

@@ -68,7 +68,6 @@ class EpisodeCalls:
 
     async def start(self, call: Any) -> str:
         """Opens an episode and returns its id. Waits a moment for a place that an ended episode is about to leave."""
-        self._require_serving()
         wanted = call.episode_id
         if wanted is not None:
             if not _ID.fullmatch(wanted) or wanted in (".", ".."):
@@ -78,6 +77,7 @@ class EpisodeCalls:
         recorded = call.training_enabled and self._recording
         deadline = time.monotonic() + _PLACE_S
         while True:
+            self._require_serving()
             try:
                 served = self._registry.start(wanted, recorded, 0.0)
                 break
@@ -127,6 +127,7 @@ class EpisodeCalls:
         episodes = [self.find(episode_id) for episode_id in ids]
         for episode in episodes:
             self.require_turn(episode, None)
+            self.keep_open(episode)
         rows = self.codec.rows_of(self.checked(self.codec.obs_batch, call.obs, len(ids)))
         if rewards is not None:
             for episode, reward in zip(episodes, rewards, strict=True):
@@ -204,6 +205,10 @@ class EpisodeCalls:
             raise HttpError("conflict", f"episode {episode.served.id!r} waits for an action: one call at a time")
         if t is not None and t != episode.t:
             raise HttpError("conflict", f"t is {t}, but episode {episode.served.id!r} is at {episode.t}")
+
+    def keep_open(self, episode: OpenEpisode) -> None:
+        """Sees to it that the episode does not expire in the middle of a call with several parts."""
+        self._desk_call(self.desk.keep_open, episode.served)
 
     def require_queue_room(self, episode: OpenEpisode, rows: int) -> None:
         """Raises HttpError unless so many rows of the episode may queue up now."""
@@ -293,13 +298,17 @@ class EpisodeCalls:
                     if waiter.error is None:
                         waiter.done.set_result(None)
                     else:
-                        waiter.done.set_exception(self._failed(waiter.error))
+                        self._fail(waiter, waiter.error)
 
-    def _failed(self, error: Exception) -> HttpError:
+    def _fail(self, waiter: Waiter, error: Exception) -> None:
         cause = error.__cause__
-        if cause is not None and not isinstance(cause, ServingError):
-            return HttpError("policy_failed", f"{error}; the episode is closed")
-        return HttpError("closed" if self._registry.stopped else "unknown_episode", str(error))
+        if cause is None or isinstance(cause, ServingError):
+            failed = HttpError("closed" if self._registry.stopped else "unknown_episode", str(error))
+        else:
+            failed = HttpError("policy_failed", f"{error}; the episode is closed")
+            for episode in waiter.episodes:  # others of the request may have an action that nobody will hear of
+                self._abandon(episode, failed.message)
+        waiter.done.set_exception(failed)
 
     # ------------------------------------------------------------------ the end of waiting
 

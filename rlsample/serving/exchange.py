@@ -15,7 +15,18 @@ from rlsample.errors import ConfigError, EpisodeLostError, ServingError, SpaceEr
 from rlsample.serving import wire
 from rlsample.serving.client_settings import ClientSettings
 
-__all__ = ["Address", "Exchange", "NoAnswer", "Pause", "RefusedCall", "Reply", "Request", "Steps", "Unanswered"]
+__all__ = [
+    "Address",
+    "Exchange",
+    "NoAnswer",
+    "Pause",
+    "RefusedCall",
+    "Reply",
+    "Request",
+    "Steps",
+    "Unanswered",
+    "Unsendable",
+]
 
 T = TypeVar("T")
 _LONGEST_PAUSE_S = 5.0
@@ -58,6 +69,10 @@ class RefusedCall(ServingError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+class Unsendable(SpaceError):
+    """A value that no body can hold: nothing was sent."""
 
 
 class Unanswered(ServingError):
@@ -178,7 +193,7 @@ class Exchange:
         try:
             return wire.encode(values, self._type)
         except (TypeError, ValueError, OverflowError) as e:
-            raise SpaceError(f"a value that cannot be sent: {e}") from e
+            raise Unsendable(f"a value that cannot be sent: {e}") from e
 
     def _require_open(self) -> None:
         if self.closed:

@@ -52,6 +52,7 @@ def log_fragment(calls: EpisodeCalls, call: Any) -> dict[str, Any]:
     except (SpaceError, WireError) as e:
         raise HttpError("bad_value", f"rows: {e}") from None
     calls.require_queue_room(episode, num_rows)
+    calls.keep_open(episode)
     for row in range(num_rows):
         calls.log_checked(episode, obs[row], actions[row], None if logp is None else logp[row])
         calls.add_reward(episode, rewards[row])

@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlsample.env.serving.lane_rows import LaneRows
+from rlsample.env.serving.lane_rows import LaneRows, checked_logp
 from rlsample.errors import EpisodeLostError, ServingError, SpaceError
 from rlsample.serving.exchange import Exchange, RefusedCall, Steps, Unanswered
 from rlsample.serving.local_episode import LocalEpisode
-from rlsample.serving.remote_calls import CALL_ORDER, OpenEpisodes, RemoteCalls
+from rlsample.serving.remote_calls import OpenEpisodes, RemoteCalls
 from rlsample.serving.remote_model import ActingCopy
 from rlsample.serving.space_codec import SpaceCodec, space_of
 from rlsample.tree import map_tree
@@ -88,13 +87,17 @@ class LocalCalls:
         with self._use(episode_id, obs) as episode:
             column = self._lanes.obs_copy(obs, "log_action")
             own = self._lanes.action_copy(action, obs, "log_action")
-            logp = None if action_logp is None else _checked_logp(action_logp)
+            logp = None if action_logp is None else checked_logp(action_logp)
             yield from self._make_room(episode, logp is not None, None)
             episode.begin_row(column, own, logp)
 
     def log_returns(self, reward: Any, info: dict[str, Any] | None, episode_id: str | None) -> Steps[None]:
         """See :meth:`PolicyClient.log_returns`. Infos are not uploaded."""
         with self._use(episode_id, reward) as episode:
+            if episode.unanswered_body is not None:
+                raise ServingError(
+                    f"episode {episode.id!r}: its rows were sent and no answer came; make the same call again first"
+                )
             episode.add_reward(reward)
         yield from ()
 
@@ -102,9 +105,10 @@ class LocalCalls:
         """See :meth:`PolicyClient.end_episode`."""
         with self._use(episode_id, obs) as episode:
             final = map_tree(lambda leaf: leaf[0, ...], self._lanes.obs_copy(obs, "end_episode"))
-            if episode.num_rows:
+            ends = yield from self._send_again(episode, None)
+            if not ends and episode.num_rows:
                 yield from self._upload(episode, None, final_obs=final, truncated=bool(truncated))
-            else:
+            elif not ends:
                 path, values = f"/v1/episodes/{episode.id}/end", {"obs": final, "truncated": bool(truncated)}
                 yield from self._settle(episode, path, values, None)
             self._episodes.open.pop(episode.id, None)
@@ -126,14 +130,29 @@ class LocalCalls:
 
     def _make_room(self, episode: LocalEpisode, knows_logp: bool, timeout_s: float | None) -> Steps[None]:
         """Uploads the rows that are there if they are many, or of another kind than the next one."""
+        if (yield from self._send_again(episode, timeout_s)):
+            self._episodes.open.pop(episode.id, None)
+            raise ServingError(
+                f"episode {episode.id!r} has ended: the end_episode that went without an answer was done"
+            )
         if episode.num_rows and (
             episode.num_rows >= self._settings.fragment_rows or episode.knows_logp() is not knows_logp
         ):
             yield from self._upload(episode, timeout_s)
 
     def _upload(self, episode: LocalEpisode, timeout_s: float | None, **end: Any) -> Steps[None]:
-        yield from self._settle(episode, "/v1/fragments", {**episode.fragment(), **end}, timeout_s)
+        episode.unanswered_body = {**episode.fragment(), **end}
+        yield from self._send_again(episode, timeout_s)
+
+    def _send_again(self, episode: LocalEpisode, timeout_s: float | None) -> Steps[bool]:
+        """Sends the upload that went without an answer, if there is one; whether it ended the episode."""
+        body = episode.unanswered_body
+        if body is None:
+            return False
+        yield from self._settle(episode, "/v1/fragments", body, timeout_s)
+        episode.unanswered_body = None
         episode.uploaded()
+        return "final_obs" in body
 
     def _settle(self, episode: LocalEpisode, path: str, values: Any, timeout_s: float | None) -> Steps[None]:
         """An upload that was refused cannot come again: the episode is given up."""
@@ -176,13 +195,3 @@ class LocalCalls:
         self._lanes = LaneRows(observation_space, action_space, 1)
         self._codec = SpaceCodec(observation_space, action_space, self._lanes)
         self._policy = policy
-
-
-def _checked_logp(logp: Any) -> float:
-    try:
-        value = float(logp)
-    except (TypeError, ValueError):
-        raise SpaceError(f"log_action: action_logp must be a number, got {logp!r}; {CALL_ORDER}") from None
-    if not math.isfinite(value):
-        raise SpaceError(f"log_action: action_logp is {value}; leave it out where it is unknown")
-    return value

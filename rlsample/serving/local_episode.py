@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rlsample.serving.remote_calls import ClientEpisode
+from rlsample.serving.client_episode import ClientEpisode
 from rlsample.tree import Tree, concat
 
 __all__ = ["LocalEpisode"]
@@ -21,15 +21,17 @@ class LocalEpisode(ClientEpisode):
         number: of the episode in its client.
 
     Attributes:
-        t: number, in the episode, of the first row that is here.
+        t: actions the server has: the number, in the episode, of the first row that is here.
         num_rows: rows that are here, the last one of them perhaps without its whole reward.
+        unanswered_body: of an upload that went without an answer: it has to come again, as it was.
     """
 
-    __slots__ = ("_actions", "_logp", "_obs", "_rewards", "recorded", "t")
+    __slots__ = ("_actions", "_logp", "_obs", "_rewards", "recorded", "unanswered_body")
 
     def __init__(self, episode_id: str, recorded: bool, number: int) -> None:
         super().__init__(episode_id, number)
-        self.recorded, self.t = recorded, 0
+        self.recorded = recorded
+        self.unanswered_body: dict[str, Any] | None = None
         self._clear()
 
     def _clear(self) -> None:

@@ -48,6 +48,7 @@ _BACKLOG = 1024
 _START_S = 10.0
 _AFTER_FAILURE_S = 0.01  # so that one that fails at once again and again does not take a core
 _TICK_S = 0.5
+_MOST_ROWS = 4096  # of one /v1/act, which a policy shall not answer with a gigabyte of activations
 _END_S = 5.0
 _VERSION = "1"
 _NO_PROGRESS: Mapping[str, int] = {}
@@ -223,8 +224,10 @@ class PolicyServer:
 
     def _act(self, obs: Any) -> dict[str, Any]:
         rows = self._calls.checked(self._codec.count_rows, obs)
-        if not rows:
-            raise HttpError("bad_value", "obs holds at least one observation: K stacked at the front of each array")
+        if not 0 < rows <= _MOST_ROWS:
+            raise HttpError(
+                "bad_value", f"obs holds 1 to {_MOST_ROWS} observations, stacked at the front of each array; got {rows}"
+            )
         column = self._calls.checked(self._codec.obs_batch, obs, rows)
         sampler = self.evaluator.sampler
         if not isinstance(sampler.policy, ActingView):

@@ -10,58 +10,19 @@ import contextlib
 import hashlib
 import itertools
 import secrets
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from rlsample.env.serving.lane_rows import MAX_REWARD, checked_reward
+from rlsample.env.serving.episode_registry import CALL_ORDER
+from rlsample.env.serving.lane_rows import checked_logp, checked_reward
 from rlsample.errors import EpisodeLostError, ServingError, SpaceError
 from rlsample.serving.action_reader import ActionReader
-from rlsample.serving.exchange import Exchange, RefusedCall, Steps, Unanswered
+from rlsample.serving.client_episode import ASK, LOG, OTHER, ClientEpisode, SentCall
+from rlsample.serving.exchange import Exchange, RefusedCall, Steps, Unanswered, Unsendable
 from rlsample.serving.space_codec import space_of
 
-__all__ = ["CALL_ORDER", "ClientEpisode", "OpenEpisodes", "RemoteCalls"]
-
-CALL_ORDER = (
-    "the episode_id comes last: get_action(obs, episode_id), log_action(obs, action, episode_id), "
-    "log_returns(reward, info, episode_id), end_episode(obs, episode_id)"
-)
-
-
-class ClientEpisode:
-    """An open episode as the client sees it.
-
-    Args:
-        number: of the episode in its client. Keys have it, as an id may be used again.
-
-    Attributes:
-        calls: how many calls the server has answered; the next one's key is made of it. A call whose answer was lost
-            keeps its number, so that it may be made again; another one in its place the server refuses if it knows it.
-        reward: logged and not yet sent.
-        acted: there is an action to which a reward can belong.
-    """
-
-    __slots__ = ("acted", "calls", "id", "in_use", "number", "reward")
-
-    def __init__(self, episode_id: str, number: int) -> None:
-        self.id, self.number = episode_id, number
-        self.calls = 0
-        self.reward = 0.0
-        self.acted = False
-        self.in_use = threading.Lock()
-
-    def add_reward(self, reward: Any) -> None:
-        """Credits the last action; before the first one there is none.
-
-        Raises:
-            ServingError: no finite number, or the sum is none.
-        """
-        total = self.reward + checked_reward(reward)
-        if not -MAX_REWARD <= total <= MAX_REWARD:
-            raise ServingError(f"log_returns: a reward of {reward} makes {total}, which is no finite float32")
-        if self.acted:
-            self.reward = total
+__all__ = ["OpenEpisodes", "RemoteCalls"]
 
 
 class OpenEpisodes:
@@ -170,8 +131,7 @@ class RemoteCalls:
     def get_action(self, obs: Any, episode_id: str | None, timeout_s: float | None) -> Steps[Any]:
         """See :meth:`PolicyClient.get_action`."""
         with self._episodes.use(episode_id, obs) as episode:
-            answer = yield from self._call(episode, "action", {"obs": obs, **_reward(episode)}, timeout_s)
-            episode.reward, episode.acted = 0.0, True
+            answer = yield from self._call(episode, "action", {"obs": obs}, SentCall(ASK, episode.calls), timeout_s)
             assert self._reader is not None
             return self._reader.one(answer["action"])
 
@@ -182,39 +142,44 @@ class RemoteCalls:
             raise ServingError(f"get_actions: episode_ids must be distinct, at least one; got {ids}")
         with contextlib.ExitStack() as stack:
             episodes = [stack.enter_context(self._episodes.use(name, obs, alone=False)) for name in ids]
-            values: dict[str, Any] = {"episode_ids": ids, "obs": obs}
-            if any(episode.acted for episode in episodes):
-                values["rewards"] = [episode.reward for episode in episodes]
             numbers = "-".join(f"{episode.number}:{episode.calls}" for episode in episodes)
             key = f"{self._nonce}-batch-{hashlib.sha256(numbers.encode()).hexdigest()[:32]}"
-            answer = yield from self._settle(episodes, "/v1/actions", values, key, timeout_s)
+            call = SentCall(ASK, key)
             for episode in episodes:
-                episode.reward, episode.acted = 0.0, True
+                episode.require_no_question(but=call)
+                if episode.unanswered not in (None, call):
+                    raise ServingError(f"episode {episode.id!r}: its last call went without an answer; make it again")
+            values = {"episode_ids": ids, "obs": obs}
+            answer = yield from self._settle(episodes, "/v1/actions", values, key, call, timeout_s)
             assert self._reader is not None
             return self._reader.many(answer["actions"], len(ids))
 
     def log_action(self, obs: Any, action: Any, episode_id: str | None, action_logp: float | None) -> Steps[None]:
         """See :meth:`PolicyClient.log_action`."""
         with self._episodes.use(episode_id, obs) as episode:
-            values = {"obs": obs, "action": action, **_reward(episode)}
+            values = {"obs": obs, "action": action}
             if action_logp is not None:
-                values["action_logp"] = float(action_logp)
-            yield from self._call(episode, "log_action", values)
-            episode.reward, episode.acted = 0.0, True
+                values["action_logp"] = checked_logp(action_logp)
+            yield from self._call(episode, "log_action", values, SentCall(LOG))
 
     def log_returns(self, reward: Any, info: dict[str, Any] | None, episode_id: str | None) -> Steps[None]:
         """See :meth:`PolicyClient.log_returns`."""
         with self._episodes.use(episode_id, reward) as episode:
-            episode.add_reward(reward)
+            episode.require_no_question()
+            call = SentCall(OTHER, (checked_reward(reward), info))
+            if not info or episode.unanswered != call:  # else it is the same call again
+                episode.add_reward(reward)
             if info:
-                yield from self._call(episode, "returns", {"reward": episode.reward, "info": info})
-                episode.reward = 0.0
+                yield from self._call(episode, "returns", {"info": info}, call)
 
     def end_episode(self, obs: Any, episode_id: str | None, truncated: bool) -> Steps[None]:
         """See :meth:`PolicyClient.end_episode`."""
         with self._episodes.use(episode_id, obs) as episode:
-            values = {"obs": obs, "truncated": bool(truncated), **_reward(episode)}
-            yield from self._call(episode, "end", values)
+            values: dict[str, Any] = {"obs": obs, "truncated": bool(truncated)}
+            if episode.asked:
+                yield from self._end_at_question(episode, values)
+            else:
+                yield from self._call(episode, "end", values, SentCall(OTHER))
             self._episodes.open.pop(episode.id, None)
 
     def close(self) -> Steps[None]:
@@ -227,28 +192,55 @@ class RemoteCalls:
         spaces = yield from self._exchange.call("GET", "/v1/spaces", timeout_s=timeout_s)
         return ActionReader(space_of(spaces["action_space"]))
 
-    def _call(self, episode: ClientEpisode, verb: str, values: Any, timeout_s: float | None = None) -> Steps[Any]:
-        path = f"/v1/episodes/{quote(episode.id, safe='')}/{verb}"
+    def _call(
+        self, episode: ClientEpisode, verb: str, values: dict[str, Any], call: SentCall, timeout_s: float | None = None
+    ) -> Steps[Any]:
+        episode.require_no_question(but=call)
         key = f"{self._nonce}-{episode.number}-{episode.calls}"
-        return (yield from self._settle([episode], path, values, key, timeout_s))
+        return (yield from self._settle([episode], _path(episode, verb), values, key, call, timeout_s))
+
+    def _end_at_question(self, episode: ClientEpisode, values: dict[str, Any]) -> Steps[None]:
+        """Ends it where it asked for an action that nobody carried out, whether or not the server has chosen one."""
+        values |= {"truncated": True, "t": episode.t}
+        if episode.acted:
+            values["reward"] = episode.sent
+        key = f"{self._nonce}-{episode.number}-{episode.calls}-end"
+        yield from self._exchange.call("POST", _path(episode, "end"), values, key, of_episode=True)
 
     def _settle(
-        self, episodes: list[ClientEpisode], path: str, values: Any, key: str, timeout_s: float | None
+        self,
+        episodes: list[ClientEpisode],
+        path: str,
+        values: dict[str, Any],
+        key: str,
+        call: SentCall,
+        timeout_s: float | None,
     ) -> Steps[Any]:
-        """A call whose answer, whatever it is, moves its episodes on to their next number."""
+        """A call that takes rewards along. Its answer, whatever it is, moves its episodes on to their next number."""
+        before = [episode.send(call) for episode in episodes]
+        if path == "/v1/actions":
+            if any(episode.acted for episode in episodes):
+                values["rewards"] = [episode.sent for episode in episodes]
+        elif episodes[0].acted or "info" in values:
+            values["reward"] = episodes[0].sent
+        done, kind = False, call.kind
         try:
             answer = yield from self._exchange.call("POST", path, values, key, timeout_s, of_episode=True)
-        except (SpaceError, EpisodeLostError, RefusedCall):
-            _count(episodes)
+        except (RefusedCall, SpaceError, EpisodeLostError) as e:
+            if isinstance(e, RefusedCall) and e.code == "key_reused" and before[0] is not None:
+                done, kind = True, before[0].kind  # this one was refused as that one is known
+            for episode, earlier in zip(episodes, before, strict=True):
+                if isinstance(e, Unsendable) or (done and kind == ASK):
+                    episode.take_back(earlier)
+                else:
+                    episode.settle(done, kind)
+            if done and kind == ASK:
+                episodes[0].require_no_question()
             raise
-        _count(episodes)
+        for episode in episodes:
+            episode.settle(True, kind)
         return answer
 
 
-def _count(episodes: list[ClientEpisode]) -> None:
-    for episode in episodes:
-        episode.calls += 1
-
-
-def _reward(episode: ClientEpisode) -> dict[str, float]:
-    return {"reward": episode.reward} if episode.acted else {}
+def _path(episode: ClientEpisode, verb: str) -> str:
+    return f"/v1/episodes/{quote(episode.id, safe='')}/{verb}"

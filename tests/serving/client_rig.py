@@ -99,10 +99,11 @@ def client_of(rig, token=None, **options):
 
 
 class LosingProxy:
-    """Passes requests on. ``lose`` has names of calls; the next answer of each is read and thrown away."""
+    """Passes requests on. ``lose`` has names of calls; the next answer of each is read and thrown away. ``drop``: of
+    calls that are not even passed on."""
 
     def __init__(self, target):
-        self.lose = collections.Counter()
+        self.lose, self.drop = collections.Counter(), collections.Counter()
         self.seen = []  # (name of the call, status)
         proxy = self
 
@@ -111,12 +112,16 @@ class LosingProxy:
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
+                name = self.path.rpartition("/")[2].partition("?")[0]
+                if proxy.drop[name] > 0:
+                    proxy.drop[name] -= 1
+                    self.close_connection = True
+                    return
                 upstream = http.client.HTTPConnection(*target, timeout=LIMIT_S)
                 with contextlib.closing(upstream):
                     upstream.request(self.command, self.path, body or None, dict(self.headers))
                     answer = upstream.getresponse()
                     content = answer.read()
-                name = self.path.rpartition("/")[2].partition("?")[0]
                 proxy.seen.append((name, answer.status))
                 if proxy.lose[name] > 0:
                     proxy.lose[name] -= 1

@@ -138,14 +138,14 @@ def test_a_call_that_gave_up_may_be_made_again_and_counts_once():
 def test_another_call_in_place_of_one_that_was_counted_is_refused():
     with Rig() as rig, LosingProxy(rig.server.address) as proxy, client_of(proxy, timeout_s=0.3) as client:
         client.start_episode(timeout_s=LIMIT_S)
-        proxy.lose["action"] = 1000
+        proxy.lose["log_action"] = 1000
         with pytest.raises(ServingError, match="counted once"):
-            client.get_action(at(1, 0))
+            client.log_action(at(1, 0), 2)
         proxy.lose.clear()
         with pytest.raises(ServingError, match="Idempotency-Key"):
-            client.get_action(at(1, 7), timeout_s=LIMIT_S)
+            client.log_action(at(1, 7), 2)
         client.end_episode(at(1, 1))
-        assert rig.episodes(1) == [[row(1, 0, answer(1, 0), 0.0, "term")]]
+        assert rig.episodes(1) == [[row(1, 0, 2, 0.0, "term")]]
 
 
 # ---------------------------------------------------------------------- values

@@ -11,10 +11,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlsample.env.serving.episode_desk import EpisodeDesk, checked_logp
+from rlsample.env.serving.episode_desk import EpisodeDesk
 from rlsample.env.serving.episode_errors import gone, in_use, no_answer, question_stands, refused
 from rlsample.env.serving.episode_registry import EpisodeRegistry
-from rlsample.env.serving.lane_rows import MAX_REWARD, checked_reward
+from rlsample.env.serving.lane_rows import MAX_REWARD, checked_logp, checked_reward
 from rlsample.env.serving.served_episode import (
     ASKED,
     LOGGED,

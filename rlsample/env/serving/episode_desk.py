@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -11,10 +10,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from rlsample.env.serving.answer_desk import AnswerDesk
 from rlsample.env.serving.episode_errors import gone, in_use, no_answer, question_stands, refused
 from rlsample.env.serving.episode_registry import CALL_ORDER, EpisodeRegistry
 from rlsample.env.serving.inbox import Inbox
-from rlsample.env.serving.lane_rows import MAX_REWARD, LaneRows, checked_reward
+from rlsample.env.serving.lane_rows import MAX_REWARD, LaneRows, checked_logp, checked_reward
 from rlsample.env.serving.served_episode import (
     ASKED,
     LOGGED,
@@ -25,15 +25,15 @@ from rlsample.env.serving.served_episode import (
     ServedEpisode,
 )
 from rlsample.env.serving.serving_settings import ServingSettings
-from rlsample.errors import ServingError, SpaceError
+from rlsample.errors import ServingError
 from rlsample.tree import Tree
 
-__all__ = ["EpisodeDesk", "checked_logp"]
+__all__ = ["EpisodeDesk"]
 
-_WAKE_AT_ONCE = 3  # clients; measured best with 16 and with 64 of them on two cores
+_LOOK_S = 10.0
 
 
-class EpisodeDesk:
+class EpisodeDesk(AnswerDesk):
     """The calls on served episodes. Each may come from any thread, but an episode takes one at a time.
 
     A row lies in its lane's place in ``lanes`` until the sampling thread has taken it; the ones that come meanwhile
@@ -44,10 +44,8 @@ class EpisodeDesk:
         by_lane: the episode in each lane, also after its end; None: the lane is free.
         lanes: the rows in place.
         inbox: an entry per row on its way.
-        asking: lane -> episode that waits for an answer. Whoever pops an entry owes the answer.
-        answered: episodes whose answer is there and whose client sleeps. A client that runs wakes the next one: all at
-            once would queue up for the interpreter's lock, at two sleeps each.
         crowded: clients that wait for room in their episode's queue.
+        looked_at: the episode whose mutex the sampling thread holds, or is about to take or has just let go of.
     """
 
     lanes_per_episode = 1
@@ -60,15 +58,15 @@ class EpisodeDesk:
         max_concurrent: int,
         settings: ServingSettings,
     ) -> None:
+        super().__init__()
         self.settings = settings
         self.registry = self._make_registry(max_concurrent)
         num_lanes = self.registry.max_concurrent * self.lanes_per_episode
         self.by_lane: list[ServedEpisode | None] = self._make_lanes(num_lanes)
         self.lanes = LaneRows(observation_space, action_space, num_lanes, settings.allow_nonfinite)
         self.inbox = Inbox()
-        self.asking: dict[int, ServedEpisode] = {}
         self.crowded = 0
-        self.answered: collections.deque[ServedEpisode] = collections.deque()
+        self.looked_at: ServedEpisode | None = None
         self._room = threading.Condition(threading.Lock())
         self._shape, self._dtype = self.lanes.plain
         self._obs, self._rewards = self.lanes.obs, self.lanes.rewards
@@ -96,7 +94,7 @@ class EpisodeDesk:
     def ask(self, episode: ServedEpisode, obs: Any, timeout_s: float | None) -> Any:
         """Waits for the action of an observation; see :meth:`ServingEnv.get_action`."""
         if not episode.mutex.acquire(False):
-            raise in_use(episode)
+            self._await_mutex(episode)
         try:
             episode.waiting = True
             if episode.standing:
@@ -127,7 +125,7 @@ class EpisodeDesk:
             at_once: False: nobody is woken for it before :meth:`answer_now`.
         """
         if not episode.mutex.acquire(False):
-            raise in_use(episode)
+            self._await_mutex(episode)
         try:
             if episode.standing:
                 raise question_stands(episode)
@@ -154,7 +152,7 @@ class EpisodeDesk:
         given = math.nan if logp is None else checked_logp(logp)
         self._await_room(episode)
         if not episode.mutex.acquire(False):
-            raise in_use(episode)
+            self._await_mutex(episode)
         try:
             self._require_idle(episode)
             row = self._write(episode, obs, LOGGED, "log_action", column, given)
@@ -170,7 +168,7 @@ class EpisodeDesk:
         if info is not None and not isinstance(info, dict):
             raise ServingError(f"log_returns: info must be a dict, got {type(info).__name__}; {CALL_ORDER}")
         if not episode.mutex.acquire(False):
-            raise in_use(episode)
+            self._await_mutex(episode)
         try:
             if episode.closed is not None or episode.standing or self.registry.stopped:
                 self._require_idle(episode)
@@ -190,7 +188,7 @@ class EpisodeDesk:
         if not isinstance(truncated, (bool, np.bool_)):
             raise ServingError(f"end_episode: truncated must be a bool, got {type(truncated).__name__}; {CALL_ORDER}")
         if not episode.mutex.acquire(False):
-            raise in_use(episode)
+            self._await_mutex(episode)
         try:
             self._require_open(episode)
             if not episode.acted:
@@ -298,39 +296,6 @@ class EpisodeDesk:
             finally:
                 self.crowded -= 1
 
-    # ------------------------------------------------------------------ answers on their way
-
-    def hand_over(self, lanes: list[int], answers: list[Any]) -> None:
-        """Gives each lane its answer, if a client waits for one."""
-        owed = self.asking.pop
-        for lane, answer in zip(lanes, answers, strict=True):
-            episode = owed(lane, None)
-            if episode is not None:
-                episode.answer = answer
-                if episode.on_answer is None:
-                    self.answered.append(episode)
-                else:
-                    _call_back(episode)
-        for _ in range(_WAKE_AT_ONCE):
-            if self.answered:
-                self.pass_on()
-
-    def pass_on(self) -> None:
-        """Wakes the next client that has its answer; it will wake the one after it when it runs itself."""
-        try:
-            while True:
-                episode = self.answered.popleft()
-                episode.answered.release()
-                if episode.waiting:
-                    return
-        except IndexError:
-            pass
-
-    def wake_all(self) -> None:
-        """Wakes everyone who has an answer, whoever should have done it."""
-        while self.answered:
-            self.pass_on()
-
     # ------------------------------------------------------------------ room and the end of it
 
     def make_room(self) -> None:
@@ -347,19 +312,27 @@ class EpisodeDesk:
         self.inbox.ring()
         self.make_room()
 
-    def refuse(self, lane: int, error: BaseException) -> bool:
-        """Answers the client that waits in a lane with an error; whether there was one."""
-        episode = self.asking.pop(lane, None)
-        if episode is None:
-            return False
-        episode.answer = Refusal(error)
-        if episode.on_answer is None:
-            episode.answered.release()
-        else:
-            _call_back(episode)
-        return True
-
     # ------------------------------------------------------------------ checks
+
+    def keep_open(self, episode: ServedEpisode) -> None:
+        """Sees to it that the episode does not expire before calls that follow at once.
+
+        Raises:
+            ServingError: it takes no more calls, or another one is going on.
+        """
+        if not episode.mutex.acquire(False):
+            self._await_mutex(episode)
+        try:
+            self._require_open(episode)
+            episode.touched = True
+        finally:
+            episode.mutex.release()
+
+    def _await_mutex(self, episode: ServedEpisode) -> None:
+        """Takes the mutex that was found taken: by the sampling thread, which is soon done, or by another call."""
+        soon = self.looked_at is episode  # if it has just ended, the mutex is free
+        if not episode.mutex.acquire(True, _LOOK_S if soon else 0.0):
+            raise in_use(episode)
 
     def _require_open(self, episode: ServedEpisode) -> None:
         if episode.closed is not None:
@@ -381,26 +354,3 @@ class EpisodeDesk:
             same = self.lanes.holds(episode.lane, column)
         if not same:
             raise question_stands(episode)
-
-
-def _call_back(episode: ServedEpisode) -> None:
-    on_answer, episode.on_answer = episode.on_answer, None
-    episode.standing = False
-    answer = episode.answer
-    assert on_answer is not None
-    on_answer(refused(episode, answer) if answer.__class__ is Refusal else answer)
-
-
-def checked_logp(logp: Any) -> float:
-    """A log-probability as a float.
-
-    Raises:
-        SpaceError: it is no finite number.
-    """
-    try:
-        value = float(logp)
-    except (TypeError, ValueError):
-        raise SpaceError(f"log_action: action_logp must be a number, got {logp!r}; {CALL_ORDER}") from None
-    if not math.isfinite(value):
-        raise SpaceError(f"log_action: action_logp is {value}; leave it out where it is unknown")
-    return value

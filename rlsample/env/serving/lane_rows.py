@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from rlsample.env.serving.episode_registry import CALL_ORDER
 from rlsample.env.serving.served_episode import ASKED, LOGGED, QueuedRow
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, empty_columns, nonfinite_rows, zeros_columns
 from rlsample.errors import EnvFailedError, ServingError, SpaceError
 from rlsample.tree import Tree, assign, gather, leaves
 
-__all__ = ["MAX_REWARD", "LaneRows", "TakenRows", "checked_reward"]
+__all__ = ["MAX_REWARD", "LaneRows", "TakenRows", "checked_logp", "checked_reward"]
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 _ONE = np.zeros(1, np.int64)
@@ -195,6 +196,21 @@ def checked_reward(reward: Any) -> float:
     except EnvFailedError as e:
         text = str(e).partition(": ")[2].partition("; mend")[0]
         raise ServingError(f"log_returns: {text}{_order_hint(reward, 'log_returns')}") from e.__cause__
+
+
+def checked_logp(logp: Any) -> float:
+    """A log-probability as a float.
+
+    Raises:
+        SpaceError: it is no finite number.
+    """
+    try:
+        value = float(logp)
+    except (TypeError, ValueError):
+        raise SpaceError(f"log_action: action_logp must be a number, got {logp!r}; {CALL_ORDER}") from None
+    if not math.isfinite(value):
+        raise SpaceError(f"log_action: action_logp is {value}; leave it out where it is unknown")
+    return value
 
 
 _ORDER = {

@@ -283,13 +283,14 @@ class ServingEnvAdapter(BaseEnv):
             EnvProtocolError: a slot does not wait.
         """
         for lane in self._states.require_waiting(env_ids).tolist():
-            episode = self.episode_in(lane)
+            episode = self._desk.looked_at = self.episode_in(lane)
             held = episode.hold(1.0)  # a client may be just sending
             broken = self._desk.break_off(episode, f"was closed, as no action could be had: {error}")
             for one in broken:
                 self._cut(one, f"got no action: {type(error).__name__}: {error}")
             if held:
                 episode.mutex.release()
+            self._desk.looked_at = None
             for one in broken:
                 self._desk.refuse(one.lane, error)
         self._handed = None
@@ -360,17 +361,21 @@ class ServingEnvAdapter(BaseEnv):
         for episode in list(self._desk.registry.open.values()):
             if episode.standing or episode.touched or episode.sent != episode.taken:
                 episode.touched, episode.idle_since = False, now
-            elif now - episode.idle_since >= self._idle_timeout_s and episode.mutex.acquire(False):
+            elif now - episode.idle_since >= self._idle_timeout_s:
                 self._expire(episode)
-                episode.mutex.release()
         return now
 
     def _expire(self, episode: Any) -> None:
-        if episode.touched or episode.closed is not None:  # a call came just now
-            return
-        for one in self._desk.break_off(episode, f"expired: it had no call for {self._idle_timeout_s} s"):
-            self._cut(one, f"had no call for {self._idle_timeout_s} s")
-        self.stats["expired"] += 1
+        self._desk.looked_at = episode
+        if episode.mutex.acquire(False):
+            try:
+                if not episode.touched and episode.closed is None:  # no call came just now
+                    for one in self._desk.break_off(episode, f"expired: it had no call for {self._idle_timeout_s} s"):
+                        self._cut(one, f"had no call for {self._idle_timeout_s} s")
+                    self.stats["expired"] += 1
+            finally:
+                episode.mutex.release()
+        self._desk.looked_at = None
 
     # ------------------------------------------------------------------ the end
 

@@ -561,3 +561,58 @@ def test_an_id_used_again_stays_open_when_rows_of_its_first_episode_are_refused(
         adapter.refuse(batch.env_ids, ValueError("no"))
         assert env.open_episodes == ["x"]
         env.log_action(at(2, 0), 1, "x")
+
+
+class Watched:
+    """An episode's mutex. The thread that looks for idle episodes holds it until another one has found it taken."""
+
+    def __init__(self, lock, looker, meanwhile):
+        self.lock, self.looker, self.meanwhile = lock, looker, meanwhile
+        self.held, self.tried = threading.Event(), threading.Event()
+
+    def acquire(self, *args, **options):
+        got = self.lock.acquire(*args, **options)
+        if threading.current_thread() is self.looker:
+            self.meanwhile()
+            self.held.set()
+            assert self.tried.wait(LIMIT_S)
+        elif not got:
+            self.tried.set()
+        return got
+
+    def release(self):
+        self.lock.release()
+
+
+@pytest.mark.parametrize("expires", [False, True])
+@pytest.mark.parametrize("call", ["get_action", "log_action", "log_returns", "end_episode"])
+def test_a_call_that_meets_the_look_for_idle_episodes_is_not_told_of_another_call(call, expires):
+    """The episode either expires, and the call hears that; or it does not, and the call is done."""
+    env = Player()
+    adapter = ServingEnvAdapter(env)
+    episode = env.desk.registry.open[env.start_episode("x")]
+
+    def look():
+        adapter._next_check, adapter._idle_timeout_s = -np.inf, 10.0
+        adapter._expire_idle()
+
+    looker = threading.Thread(target=look)
+    episode.touched, episode.idle_since = False, time.monotonic() - 1000.0
+    episode.mutex = Watched(episode.mutex, looker, lambda: setattr(episode, "touched", not expires))
+    looker.start()
+    assert episode.mutex.held.wait(LIMIT_S)
+    arguments = {"log_action": (at(1, 0), 1, "x"), "log_returns": (1.0, None, "x")}.get(call, (at(1, 0), "x"))
+    more = {"timeout_s": 0.01} if call == "get_action" else {}
+    try:
+        getattr(env, call)(*arguments, **more)
+        heard = "done"
+    except ServingError as e:
+        heard = str(e)
+    looker.join(LIMIT_S)
+    if expires:
+        assert "'x' expired: it had no call for 10.0 s" in heard
+    elif call == "get_action":
+        assert "no answer for episode 'x' in 0.01 s" in heard  # asked, and nobody samples
+    else:
+        assert heard == "done"
+    assert env.desk.looked_at is None
