@@ -97,6 +97,12 @@ class FragmentBuffer:
             rows, eps_ids, t = rows[room], eps_ids[room], t[room]
         self._starts.append((rows, eps_ids, t))
 
+    def unmark(self, lane: int) -> None:
+        """No episode starts with this lane's next row: its marks there are forgotten."""
+        row = int(self.flat_rows(np.array([lane]))[0])
+        starts = [(rows[o], eps[o], t[o]) for rows, eps, t in self._starts for o in [rows != row]]
+        self._starts = [s for s in starts if len(s[0])]
+
     def add_finals(self, rows: np.ndarray, obs: Tree) -> None:
         """``obs`` [K, ...] is what followed these flat rows and is no row's own observation. Kept, not copied."""
         self._finals.append((rows, obs))

@@ -195,6 +195,28 @@ def test_episodes_that_are_not_for_training_leave_no_marks_behind(serve):
     assert marks == [0]
 
 
+@BOTH_MODES
+def test_episodes_that_break_off_at_their_first_question_leave_no_marks_behind(serve, batch_mode):
+    """Between two whole episodes in the same lane, so that a mark too many or too few would show in the rows."""
+    marks = []
+
+    def play(env):
+        play_episode(env, 1, 2)
+        for number in range(10, 30):
+            episode = env.start_episode()
+            env.get_action(at(number, 0), episode)
+            env.desk.abandon(env.desk.registry.open[episode], "was given up")
+        env.start_episode("last")
+        marks.append(len(ev.sampler._buffer._starts))
+        env.get_action(at(2, 0), "last")
+        env.end_episode(at(2, 1), "last")
+
+    ev = serve(play, batch_mode=batch_mode, rollout_fragment_length=40, max_concurrent=1)
+    rows = rows_of(drained(ev))
+    assert list(rows.values()) == [expected(1, 2), expected(2, 1, reward=lambda k: 0.0)]
+    assert marks[0] <= 2  # the lane's, and that of the first episode
+
+
 def test_callbacks_see_every_episode(serve):
     seen = []
 
