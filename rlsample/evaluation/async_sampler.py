@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from rlsample.errors import SamplerError
 from rlsample.policy.policy import ActOutput, Policy
 from rlsample.sample_batch import SampleBatch
@@ -34,6 +36,10 @@ class ActingView:
     def act(self, obs: Tree, explore: bool = True) -> ActOutput:
         with self._lock:
             return self._policy.act(obs, explore)
+
+    def act_for(self, agents: np.ndarray, obs: Tree, explore: bool = True) -> ActOutput:
+        with self._lock:
+            return self._policy.act_for(agents, obs, explore)
 
 
 class AsyncSampler:

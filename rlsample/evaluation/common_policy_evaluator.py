@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from rlsample.evaluation.sampler import Sampler
 from rlsample.evaluation.sampler_settings import SamplerSettings
 from rlsample.evaluation.served_sampler import ServedSampler
 from rlsample.policy.policy import Gradients, Policy, Weights
+from rlsample.policy.policy_group import PolicyGroup
 from rlsample.sample_batch import SampleBatch
 from rlsample.tree import Tree
 
@@ -42,10 +43,14 @@ class CommonPolicyEvaluator(PolicyEvaluator):
     Args:
         env: anything :func:`~rlsample.env.as_base_env` takes.
         policy: a Policy, or what makes one: ``f(observation_space, action_space, seed=...)``, such as a policy class.
+            Several, for an env of several agents: name -> one of these.
         num_envs: slots.
         seed: of envs and policy; None: not reproducible.
         worker_index: this evaluator's number, 0 for the local one; goes into seeds and ids.
         callbacks: your subclass of :class:`~rlsample.evaluation.Callbacks`.
+        policy_mapping_fn: where there are several policies, agent -> the name of its policy. Asked once for each
+            possible agent.
+        policies_to_train: names of those that learn; None: all.
         options: any field of :class:`SamplerSettings` or :class:`~rlsample.env.EnvSettings`.
 
     Raises:
@@ -56,12 +61,14 @@ class CommonPolicyEvaluator(PolicyEvaluator):
     def __init__(
         self,
         env: Any,
-        policy: Policy | Callable[..., Policy],
+        policy: Policy | Callable[..., Policy] | Mapping[str, Policy | Callable[..., Policy]],
         num_envs: int = 1,
         *,
         seed: int | None = 0,
         worker_index: int = 0,
         callbacks: Callbacks | None = None,
+        policy_mapping_fn: Callable[[Any], str] | None = None,
+        policies_to_train: Collection[str] | None = None,
         **options: Any,
     ) -> None:
         self.settings, env_settings = _split_options(options)
@@ -73,7 +80,14 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         try:
             self._codec = ActionCodec(self.env.action_space)
             self._writer = ObsWriter(self.env.observation_space)
-            self.policy = self._make_policy(policy, seed)
+            if isinstance(policy, Mapping):
+                self.policy: Policy = self._make_group(policy, policy_mapping_fn, policies_to_train, seed)
+            elif policy_mapping_fn is None and policies_to_train is None:
+                self.policy = self._make_policy(policy, seed)
+            else:
+                raise ConfigError(
+                    "policy_mapping_fn and policies_to_train are for several policies: give a dict of them"
+                )
             self._lock = threading.RLock()  # only contended when sampling runs in a thread of its own
             self._acting_lock = threading.RLock() if self.policy.acts_while_learning else self._lock
             served = isinstance(self.env, ServingEnvAdapter)
@@ -93,12 +107,29 @@ class CommonPolicyEvaluator(PolicyEvaluator):
             AsyncSampler(self.sampler.sample, self.settings.sample_queue_size, drop_oldest, failed) if ahead else None
         )
 
-    def _make_policy(self, policy: Any, seed: int | None) -> Policy:
+    def _make_group(
+        self,
+        policies: Mapping[str, Any],
+        mapping: Callable[[Any], str] | None,
+        to_train: Collection[str] | None,
+        seed: int | None,
+    ) -> PolicyGroup:
+        agents = getattr(self.env, "agents", None)
+        if agents is None or mapping is None:
+            why = "policy_mapping_fn says which agent has which" if agents is not None else "this env has one agent"
+            raise ConfigError(f"several policies ({', '.join(map(str, policies))}): {why}; give one policy, or that")
+        names = [mapping(agent) for agent in agents]
+        made = {name: self._make_policy(one, seed, number) for number, (name, one) in enumerate(policies.items())}
+        return PolicyGroup(made, names, to_train)
+
+    def _make_policy(self, policy: Any, seed: int | None, *number: int) -> Policy:
         if isinstance(policy, Policy):
             return policy
         if not callable(policy):
             raise ConfigError(f"policy must be a Policy or make one, not {type(policy).__name__}")
-        made = policy(self.env.observation_space, self.env.action_space, seed=_policy_seed(seed, self.worker_index))
+        made = policy(
+            self.env.observation_space, self.env.action_space, seed=_policy_seed(seed, self.worker_index, *number)
+        )
         if not isinstance(made, Policy):
             raise ConfigError(f"policy() returned {type(made).__name__}, expected a Policy")
         return made
@@ -144,16 +175,29 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         """
         self._source = make_source(self._sampled)
 
-    def compute_action(self, obs: Any, explore: bool = False) -> Any:
+    def compute_action(self, obs: Any, explore: bool = False, agent: Any = None) -> Any:
         """The action for one observation of the env, in the form ``env.step`` takes.
 
         The observation passes the filter, whose statistics stay as they are.
+
+        Args:
+            agent: whose observation it is, where there are several policies.
         """
         column = empty_columns(self.env.observation_space, (1,))
         self._writer.write(column, 0, obs, 0, None)
         with self._acting_lock:
-            out = self.policy.act(self.filter(column, update=False), explore)
+            seen = self.filter(column, update=False)
+            if agent is None:
+                out = self.policy.act(seen, explore)
+            else:
+                out = self.policy.act_for(np.array([self._agent_index(agent)]), seen, explore)
         return self._codec.check_and_split(self.sampler.to_env(out.actions), np.zeros(1, np.int64))[0]
+
+    def _agent_index(self, agent: Any) -> int:
+        agents = getattr(self.env, "agents", None) or ()
+        if agent not in agents:
+            raise unknown_name("agent", str(agent), map(str, agents))
+        return list(agents).index(agent)
 
     def filtered(self, obs: Tree) -> Tree:
         """What the policy sees of observations [K, ...]; the filter's statistics stay as they are."""
@@ -235,8 +279,6 @@ def _split_options(options: Mapping[str, Any]) -> tuple[SamplerSettings, EnvSett
     sampler_names = {f.name for f in dataclasses.fields(SamplerSettings)}
     env_names = {f.name for f in dataclasses.fields(EnvSettings)}
     for name in options:
-        if name == "policy_mapping_fn":
-            raise ConfigError("policy_mapping_fn: several policies are not there yet; one policy acts for all agents")
         if name not in sampler_names | env_names:
             raise unknown_name("option", name, sampler_names | env_names)
     return (
@@ -245,8 +287,8 @@ def _split_options(options: Mapping[str, Any]) -> tuple[SamplerSettings, EnvSett
     )
 
 
-def _policy_seed(seed: int | None, worker_index: int) -> int | None:
+def _policy_seed(seed: int | None, worker_index: int, *number: int) -> int | None:
     if seed is None:
         return None
-    child = np.random.SeedSequence(int(seed), spawn_key=(_POLICY_SEED, worker_index))
+    child = np.random.SeedSequence(int(seed), spawn_key=(_POLICY_SEED, worker_index, *number))
     return int(child.generate_state(1)[0])

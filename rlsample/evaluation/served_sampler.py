@@ -136,7 +136,10 @@ class ServedSampler(Sampler):
             return
         started = perf_counter()
         try:
-            out = self.policy.act(obs, self.settings.explore)
+            if self.env.agents is None:
+                out = self.policy.act(obs, self.settings.explore)
+            else:
+                out = self.policy.act_for(ids % self.env.lanes_per_episode, obs, self.settings.explore)
             acted = perf_counter()
             self._write_choice(ids, obs, out.actions, out.extras)
             self.env.send_actions(ids, self.to_env(out.actions))
@@ -233,6 +236,7 @@ class ServedSampler(Sampler):
                     self._buffer.columns[TRUNCATED][row - 1] = True
             if not steps:
                 self.episodes.abandon(slot)
+                self._buffer.unmark(slot)
                 continue
             self.episodes.finish(lane)
             if recorded and self._whole:

@@ -59,6 +59,14 @@ class Policy(ABC):
         Draws from the policy's own generator, in row order. ``explore=False``: the mode of the distribution, no draw.
         """
 
+    def act_for(self, agents: np.ndarray, obs: Tree, explore: bool = True) -> ActOutput:
+        """As :meth:`act`, where it may matter whose observations these are. Default: it does not.
+
+        Args:
+            agents: int64[K], each observation's agent, by its index among the env's possible ones.
+        """
+        return self.act(obs, explore)
+
     def values(self, obs: Tree) -> np.ndarray:
         """V of K observations: float32[K], a fresh array. Zeros for a policy without a critic."""
         from rlsample.tree import num_rows

@@ -36,8 +36,8 @@ ByAgent = Mapping[Hashable, Any]
 class MultiAgentServingEnv(ServingEnv):
     """As :class:`ServingEnv`, with dicts by agent: each call is for the agents it names, for all of them or for none.
 
-    One policy acts for all agents, so they share both spaces. Several policies (a ``policy_mapping_fn``) are not there
-    yet.
+    All agents share both spaces. One policy acts for all of them, or each has its own:
+    ``CommonPolicyEvaluator(env, {"red": PPOPolicy, "blue": PPOPolicy}, policy_mapping_fn=str)``.
 
     An agent joins an episode by its first get_action or log_action, at any time, and leaves it by :meth:`end_agents` or
     with :meth:`end_episode`; once it left, it cannot come back to that episode. Between two of its actions an agent may

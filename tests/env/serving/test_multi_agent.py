@@ -649,8 +649,6 @@ def test_what_cannot_work_is_told_at_once(serve):
     for agents in ((), "ab", ("a", "a"), (1, "1")):
         with pytest.raises(ConfigError, match="distinct agents"):
             Match(agents=agents)
-    with pytest.raises(ConfigError, match="one policy acts for all agents"):
-        serve(Match(), policy_mapping_fn=lambda agent: agent)
     with pytest.raises(ConfigError, match="several agents"):
         serve(Match(), horizon=3, soft_horizon=True)
 
