@@ -72,4 +72,4 @@ if __name__ == "__main__":
         with contextlib.suppress(ServingError, KeyboardInterrupt):  # no server for ten seconds
             play(sys.argv[2], int(sys.argv[3]), sys.argv[4])
     else:
-        serve(3 if "--quick" in sys.argv else 40, "local" if "--local" in sys.argv else "remote")
+        serve(1 if "--quick" in sys.argv else 40, "local" if "--local" in sys.argv else "remote")

@@ -78,7 +78,7 @@ devices = tuple(given.devices.split(","))
 
 settings = MultiGPUSettings(devices=devices, train_batch_size=256, minibatch_size=64, num_sgd_iter=4)
 with MultiGPUOptimizer(EvaluatorSet(CriticEvaluator(devices[0])), settings) as optimizer:
-    for step in range(1, 11 if given.quick else 101):
+    for step in range(1, 6 if given.quick else 101):
         stats = optimizer.step()
         if step % 5 == 0:
             print(f"{optimizer.num_steps_trained:7,} rows trained on {', '.join(devices)}: loss {stats['loss']:.4f}")

@@ -18,6 +18,23 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
 _PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: collections of garbage need not look at it, and take no quarter of a second each."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_torch_thread() -> Iterator[None]:
+    """Nets of these sizes get slower with more threads, most of all beside other jobs."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     before = _held()

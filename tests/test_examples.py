@@ -1,5 +1,6 @@
 """Every example runs to its end in its quick form."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +16,7 @@ def test_there_are_examples():
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(path), "--quick"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    command, environment = [sys.executable, str(path), "--quick"], {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip(), "an example shows something"

@@ -6,20 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from rlsample.bench.learner import bench_learner
 from rlsample.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_the_learner_does_not_wait_for_a_fast_sampler():

@@ -1,8 +1,12 @@
 """Drives a BaseEnv for tests: resets at ends and cuts, and keeps every row."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
+from rlsample.errors import EnvClosedError
 from rlsample.tree import gather, map_tree
 
 
@@ -78,6 +82,36 @@ def _stack(actions):
     if isinstance(actions[0], tuple):
         return tuple(_stack([a[i] for a in actions]) for i in range(len(actions[0])))
     return np.stack(actions)
+
+
+class PollInThread:
+    """``env.poll(**options)`` in a thread of its own, which close() is to end.
+
+    Attributes:
+        ended_at: when EnvClosedError came out, on the monotonic clock; None before.
+    """
+
+    def __init__(self, env, **options):
+        self._env, self._options, self.ended_at = env, options, None
+        self._thread = threading.Thread(target=self._poll)
+        self._thread.start()
+
+    def _poll(self):
+        try:
+            self._env.poll(**self._options)
+        except EnvClosedError:
+            self.ended_at = time.monotonic()
+
+    def ended(self, limit_s=10.0):
+        """Whether it ends with EnvClosedError within the limit."""
+        self._thread.join(limit_s)
+        return not self._thread.is_alive() and self.ended_at is not None
+
+
+@pytest.fixture
+def poll_in_thread():
+    """The class PollInThread."""
+    return PollInThread
 
 
 @pytest.fixture

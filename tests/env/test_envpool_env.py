@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import threading
 import time
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 
 from rlsample.env import as_base_env
 from rlsample.env.envpool_env import ColumnInfos, EnvPoolAdapter, EnvPoolLike
-from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError, SpaceError
+from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError, SpaceError
 from rlsample.testing import check_base_env
 
 _spec = importlib.util.spec_from_file_location("fake_envpool", Path(__file__).with_name("fake_envpool.py"))
@@ -184,7 +183,7 @@ def test_nan_may_be_let_through():
 
 
 @pytest.mark.parametrize("batch_size", [2, 1])
-def test_a_poll_with_a_time_limit_and_close_from_another_thread(batch_size):
+def test_a_poll_with_a_time_limit_and_close_from_another_thread(batch_size, poll_in_thread):
     fake = FakeEnvPool(2, batch_size)
     env = as_base_env(fake)
     got = 0
@@ -197,23 +196,13 @@ def test_a_poll_with_a_time_limit_and_close_from_another_thread(batch_size):
     if batch_size == 2:
         with pytest.raises(EnvProtocolError, match="slot 0 cannot be reset: it is busy"):
             env.try_reset(np.array([0]))
-    ended = []
-
-    def poll():
-        try:
-            env.poll(timeout_s=60)
-        except EnvClosedError as e:
-            ended.append(e)
-
-    waiting = threading.Thread(target=poll)
-    waiting.start()
+    poll = poll_in_thread(env, timeout_s=60)
     while not env._waiting.locked():
         time.sleep(0.001)
     started = time.monotonic()
     env.close()
-    waiting.join(1.0)
+    assert poll.ended(1.0)
     assert time.monotonic() - started < 1.5
-    assert len(ended) == 1
     assert fake.closes == 0  # EnvPool's recv still uses it
     fake._gate.set()
 

@@ -598,7 +598,7 @@ def test_close_is_idempotent_and_everything_after_it_refused():
             call()
 
 
-def test_close_waits_for_no_step_and_the_step_closes_the_env():
+def test_close_waits_for_no_step_and_the_step_closes_the_env(poll_in_thread):
     class Slow(CountVectorEnv):
         inside, go_on = threading.Event(), threading.Event()
 
@@ -612,22 +612,12 @@ def test_close_waits_for_no_step_and_the_step_closes_the_env():
     env = VectorEnvAdapter(mine)
     env.poll()
     env.send_actions(env.all_ids, np.zeros(2, int))
-    seen = []
-
-    def polls():
-        try:
-            env.poll()
-        except EnvClosedError as e:
-            seen.append(e)
-
-    thread = threading.Thread(target=polls)
-    thread.start()
+    poll = poll_in_thread(env)
     assert Slow.inside.wait(10)
     env.close()
     assert mine.closes == 0
     Slow.go_on.set()
-    thread.join(10)
-    assert len(seen) == 1
+    assert poll.ended()
     assert mine.closes == 1
 
 
@@ -636,24 +626,14 @@ class Stuck(CountEnv):
         threading.Event().wait(60)
 
 
-def test_close_ends_a_poll_that_waits_for_a_stuck_worker():
+def test_close_ends_a_poll_that_waits_for_a_stuck_worker(poll_in_thread):
     venv = AsyncVectorEnv([lambda: Stuck(3), lambda: CountEnv(3)])
     env = GymnasiumVectorAdapter(venv)
     env.poll()
     env.send_actions(env.all_ids, np.zeros(2, int))
-    seen = []
-
-    def polls():
-        try:
-            env.poll()
-        except EnvClosedError as e:
-            seen.append(e)
-
-    thread = threading.Thread(target=polls)
-    thread.start()
+    poll = poll_in_thread(env)
     env.close()
-    thread.join(10)
-    assert len(seen) == 1
+    assert poll.ended()
     assert multiprocessing.active_children() == []
 
 

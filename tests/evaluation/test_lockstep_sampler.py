@@ -21,35 +21,9 @@ from rlsample.evaluation.sampler_settings import SamplerSettings
 from rlsample.policy.policy import ActOutput
 from rlsample.sample_batch import SampleBatch
 from rlsample.testing.scripted_policy import ScriptedPolicy
+from tests.evaluation.script_env import ScriptEnv
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
-
-
-class ScriptEnv(gymnasium.Env):
-    """Plays episodes of given lengths and ends, then the same again; obs = 1000 * episode + step + slot / 4."""
-
-    observation_space, action_space = Box(-1e6, 1e6, (1,), np.float32), Discrete(3)
-
-    def __init__(self, slot: int, episodes: list[tuple[int, str]], fails_at: int | None = None):
-        self.slot, self.episodes, self.episode, self.k = slot, episodes, -1, 0
-        self.steps, self.fails_at = 0, fails_at
-
-    def obs(self):
-        value = np.nan if self.steps == self.fails_at else 1000 * self.episode + self.k + self.slot / 4
-        return np.array([value], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        self.episode += 1
-        self.k = 0
-        return self.obs(), {}
-
-    def step(self, action):
-        self.k += 1
-        self.steps += 1
-        length, end = self.episodes[self.episode % len(self.episodes)]
-        over = self.k == length
-        reward = float(10 * self.k + self.slot + int(action) / 8)
-        return self.obs(), reward, over and end in ("term", "both"), over and end in ("trunc", "both"), {}
 
 
 class ByObs(ScriptedPolicy):
@@ -100,10 +74,10 @@ def make(
     fails = fails_at or [None] * len(scripts)
     envs = [functools.partial(ScriptEnv, i, s, f) for i, (s, f) in enumerate(zip(scripts, fails, strict=True))]
     env = Stateful(SyncVectorEnv(envs, autoreset_mode=mode), seed=0)
-    return kind(env, ByObs(*ScriptEnvSpaces), SamplerSettings(**opts), 2, callbacks)
+    return kind(env, ByObs(*SPACES), SamplerSettings(**opts), 2, callbacks)
 
 
-ScriptEnvSpaces = ScriptEnv.observation_space, ScriptEnv.action_space
+SPACES = ScriptEnv.observation_space, ScriptEnv.action_space
 
 
 def assert_same(got: SampleBatch, expected: SampleBatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,33 +12,7 @@ from hypothesis import strategies as st
 from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.testing.scripted_policy import ScriptedPolicy
-
-Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
-SPACES = Box(-1e6, 1e6, (1,), np.float32), Discrete(3)
-
-
-class ScriptEnv(gymnasium.Env):
-    """Plays episodes of given lengths and ends, then the same again; obs = 1000 * episode + step + slot / 4."""
-
-    observation_space, action_space = SPACES
-
-    def __init__(self, slot: int, episodes: list[tuple[int, str]]):
-        self.slot, self.episodes, self.episode, self.k = slot, episodes, -1, 0
-
-    def obs(self):
-        return np.array([1000 * self.episode + self.k + self.slot / 4], np.float32)
-
-    def reset(self, *, seed=None, options=None):
-        self.episode += 1
-        self.k = 0
-        return self.obs(), {}
-
-    def step(self, action):
-        self.k += 1
-        length, end = self.episodes[self.episode % len(self.episodes)]
-        over = self.k == length
-        reward = float(10 * self.k + self.slot + int(action) / 8)
-        return self.obs(), reward, over and end in ("term", "both"), over and end in ("trunc", "both"), {}
+from tests.evaluation.script_env import ScriptEnv
 
 
 def naive(slot: int, episodes: list[tuple[int, str]], num_rows: int, horizon: int | None, actions: Any):
@@ -65,7 +38,7 @@ class SlowStart(BaseEnv):
 
     def __init__(self, envs: list[ScriptEnv], delays: list[int], steps_ahead: bool = False):
         self.num_envs, self._envs, self._delays = len(envs), envs, delays
-        self.observation_space, self.action_space = SPACES
+        self.observation_space, self.action_space = ScriptEnv.observation_space, ScriptEnv.action_space
         self.steps_ahead = steps_ahead
         self._pending: dict[int, list[Any]] = {i: [0, "reset", None] for i in range(len(envs))}
         self._waiting: set[int] = set()

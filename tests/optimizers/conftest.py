@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlsample.evaluation import PolicyEvaluator
 from rlsample.sample_batch import NextObs, SampleBatch
 
 
@@ -34,6 +35,16 @@ def make_batch(first_id: int, lengths: list[int], ends: str = "cut", dtype=np.fl
     }
     next_obs = NextObs(index, np.stack([extra, extra * 2], 1).astype(dtype))
     return SampleBatch(columns, next_obs, np.array(lengths))
+
+
+class Bare(PolicyEvaluator):
+    """What must be there, and nothing else."""
+
+    def sample(self): ...
+    def compute_gradients(self, samples): ...
+    def apply_gradients(self, gradients): ...
+    def get_weights(self): ...
+    def set_weights(self, weights): ...
 
 
 @pytest.fixture(name="make_batch")

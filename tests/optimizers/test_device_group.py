@@ -14,12 +14,13 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from rlsample.errors import ConfigError, LearnerError
-from rlsample.evaluation import PolicyEvaluator
 from rlsample.optimizers.device_group import DeviceGroup, DeviceSettings
 from rlsample.optimizers.multi_device_support import MultiDeviceSupport, find_support
 from rlsample.optimizers.shards import fragment_minibatches, row_minibatches
 from rlsample.policy import IMPALAPolicy, IMPALASettings, ModelSettings, PPOPolicy, PPOSettings
 from rlsample.sample_batch import SampleBatch
+
+from .conftest import Bare
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
@@ -249,14 +250,6 @@ def test_a_support_that_cannot_be_pickled_is_refused(tmp_path):
 def test_the_module_must_be_on_the_first_device():
     with pytest.raises(ConfigError, match="devices begin with meta, but the module is on cpu"):
         DeviceGroup(ppo().multi_device_support(), DeviceSettings(("meta",)))
-
-
-class Bare(PolicyEvaluator):
-    def sample(self): ...
-    def compute_gradients(self, samples): ...
-    def apply_gradients(self, gradients): ...
-    def get_weights(self): ...
-    def set_weights(self, weights): ...
 
 
 def test_an_evaluator_without_the_capability_is_told_what_to_add():

@@ -3,7 +3,6 @@
 import functools
 
 import pytest
-import torch
 
 from rlsample.engine import InlineEngine, ProcessEngine, ThreadEngine
 from rlsample.evaluation import CommonPolicyEvaluator
@@ -18,14 +17,6 @@ LOSS_ELSEWHERE = {
     5: "the loss was not computed by the evaluators",
 }
 REPLAY = {"replay_proportion": 1.0, "replay_buffer_num_slots": 4, "num_sgd_iter": 2, "minibatch_buffer_size": 2}
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_cartpole(policy, worker_index):

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from rlsample.errors import ConfigError
-from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet, PolicyEvaluator
+from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
 from rlsample.optimizers import SyncSamplesOptimizer, SyncSamplesSettings
 from rlsample.optimizers.multi_gpu_optimizer import MultiGPUOptimizer, MultiGPUSettings, standardize_over
 from rlsample.policy import ModelSettings, PPOPolicy, PPOSettings
 from rlsample.sample_batch import SampleBatch
+
+from .conftest import Bare
 
 
 def cartpole(fragment=24, num_envs=2):
@@ -92,14 +94,6 @@ def test_standardized_over_all_fragments():
     for batch, old, kept in zip(scaled, before, batches, strict=True):
         assert batch["other"] is kept["other"]
         np.testing.assert_array_equal(kept["advantages"], old)  # the caller's batches are as they were
-
-
-class Bare(PolicyEvaluator):
-    def sample(self): ...
-    def compute_gradients(self, samples): ...
-    def apply_gradients(self, gradients): ...
-    def get_weights(self): ...
-    def set_weights(self, weights): ...
 
 
 def test_without_the_capability_it_refuses():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -59,20 +59,10 @@ def test_optimizers_without_workers():
 
 
 @pytest.mark.parametrize("name", ["sync minibatches", "async gradients", "microbatch"])
-def test_optimizers_over_an_env_and_a_policy(name: str, one_torch_thread: None):
+def test_optimizers_over_an_env_and_a_policy(name: str):
     rules = [1, 3, 4, 6]
     report = check_optimizer(OPTIMIZERS[name], make_cartpole, rules, make_engine=InlineEngine)
     assert report == dict.fromkeys(rules, "ok")
-
-
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_cartpole(worker_index: int) -> CommonPolicyEvaluator:

@@ -4,7 +4,6 @@ import copy
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 
 from rlsample.policy import A2CPolicy, A2CSettings, ModelSettings, PPOPolicy, PPOSettings
@@ -13,15 +12,6 @@ from rlsample.sample_batch import SampleBatch
 OBS = Box(-5, 5, (4,), np.float32)
 TWO = Discrete(2)
 SMALL = ModelSettings(hidden=(8, 8))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_torch_thread():
-    # Nets of this size get slower with more threads, most of all beside other jobs.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def _make(kind=PPOPolicy, obs_space=OBS, action_space=TWO, seed=0, **options):

@@ -425,7 +425,7 @@ def test_one_env_has_one_interface(scripted, plan_of):
 
 
 @pytest.mark.parametrize("options", [{"groups": 2}, {"batch_size": 1}, {}])
-def test_close_ends_a_poll_that_waits_for_games_that_hang(scripted, plan_of, options, monkeypatch):
+def test_close_ends_a_poll_that_waits_for_games_that_hang(scripted, plan_of, poll_in_thread, options, monkeypatch):
     """The games' own call comes back later, or never: nobody waits for it. One group: if it is large."""
     monkeypatch.setattr("rlsample.env.atari_fleet._DIRECT_MOST", 0)
     env = scripted(2, lambda slot, game: plan_of(), **options)
@@ -434,24 +434,13 @@ def test_close_ends_a_poll_that_waits_for_games_that_hang(scripted, plan_of, opt
     for vector in scripted.vectors:
         vector.gate.clear()
     send(env, [0, 1], [0, 0])
-    ended = []
-
-    def poll():
-        try:
-            env.poll()
-        except EnvClosedError as e:
-            ended.append(e)
-
-    waiting = threading.Thread(target=poll)
-    waiting.start()
+    poll = poll_in_thread(env)
     while not env._waiting.locked():
         time.sleep(0.001)
     started = time.monotonic()
     env.close()
-    waiting.join(1.0)
-    assert not waiting.is_alive()
+    assert poll.ended(1.0)
     assert time.monotonic() - started < 1.5
-    assert len(ended) == 1
     with pytest.raises(EnvClosedError):
         env.poll()
     for vector in scripted.vectors:

@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-import torch
 
 from rlsample.env import MultiAgentServingEnv, ServingSettings
 from rlsample.env.serving import ServingEnvAdapter
@@ -689,15 +688,6 @@ def test_sampling_ends_where_run_does(serve):
 # ---------------------------------------------------------------------- learning
 
 
-@pytest.fixture
-def one_torch_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_torch_thread")
 def test_one_policy_learns_from_all_agents(serve):
     """Each agent gets 1 for the action that it sees, as one of three: the shared policy finds it for both."""
 

@@ -7,7 +7,6 @@ import time
 
 import numpy as np
 import pytest
-import torch
 from gymnasium.spaces import Box, Discrete
 
 from rlsample.engine import ThreadEngine
@@ -70,14 +69,6 @@ OPTIMIZERS = {
 }
 ASYNC = ("async gradients", "async samples", "async samples with loaders", "async replay")
 SETS = [(name, workers) for name in OPTIMIZERS for workers in (0, 2) if workers or name not in ASYNC]
-
-
-@pytest.fixture(autouse=True)
-def one_torch_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def script():
