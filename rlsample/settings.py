@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from rlsample.errors import unknown_name
+from rlsample.errors import ConfigError, unknown_name
 
-__all__ = ["from_options", "option", "option_help", "to_dict"]
+__all__ = ["check_at_least", "from_options", "option", "option_help", "to_dict"]
 
 S = TypeVar("S")
 
@@ -27,6 +27,13 @@ def option(default: Any, help: str) -> Any:
 def option_help(field: dataclasses.Field[Any]) -> str:
     """The help text given to :func:`option`."""
     return str(field.metadata.get("help", ""))
+
+
+def check_at_least(settings: Any, least: Mapping[str, int]) -> None:
+    """ConfigError for a field below its least value."""
+    for name, smallest in least.items():
+        if not getattr(settings, name) >= smallest:
+            raise ConfigError(f"{name} must be at least {smallest}, not {getattr(settings, name)}")
 
 
 def from_options(cls: type[S], options: Mapping[str, Any]) -> S:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-__all__ = ["Tree", "assign", "concat", "flatten", "gather", "leaves", "map_tree", "num_rows"]
+__all__ = ["Tree", "alike", "assign", "concat", "flatten", "gather", "leaves", "map_tree", "num_rows", "row_form"]
 
 Tree: TypeAlias = Any
 """``np.ndarray | dict[str, Tree] | tuple[Tree, ...]``; mypy cannot follow the recursion through numpy."""
@@ -47,6 +47,18 @@ def num_rows(tree: Tree) -> int:
     while not isinstance(tree, np.ndarray):
         tree = next(iter(tree.values())) if isinstance(tree, dict) else tree[0]
     return len(tree)
+
+
+def row_form(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Path of each leaf -> (shape of one row, dtype)."""
+    return {path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(tree)}
+
+
+def alike(a: Tree, b: Tree) -> bool:
+    """Whether the rows of both have the same structure, shapes and dtypes."""
+    if type(a) is type(b) is np.ndarray:
+        return bool(a.dtype == b.dtype) and a.shape[1:] == b.shape[1:]
+    return row_form(a) == row_form(b)
 
 
 def gather(tree: Tree, rows: Any) -> Tree:

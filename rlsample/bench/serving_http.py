@@ -215,7 +215,7 @@ def _serve(lanes: int) -> None:
         try:
             while True:
                 counts["rows"] += evaluator.sample().count
-                counts["dropped"] = int(evaluator.get_timers()["sampler/rows_dropped"])
+                counts["dropped"] += int(evaluator.get_timers()["sampler/rows_dropped"])
         except SamplerError:
             if not nobody_asks.is_set():
                 raise

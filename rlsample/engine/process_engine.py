@@ -85,6 +85,7 @@ class ProcessHandle(Handle):
         self.pending: dict[int, CallFuture] = {}
         self.refuses: str | None = None  # why calls fail from now on
         self.gone = False  # its channel is closed
+        self.cut_off = False  # half a message was sent: nothing can follow
         self.build_failed = False
         self.close_error: Exception | None = None
         self.waited_for_since: float | None = None  # without a sign of life; None: nobody waits
@@ -226,12 +227,19 @@ class ProcessEngine(Engine):
     # ------------------------------------------------------------------ sending and receiving
 
     def send(self, handle: ProcessHandle, make_frames: Callable[[Channel], Frames], deadline: float = math.inf) -> None:
-        """Sends to a worker, reading from all meanwhile; that a worker is gone shows when it is read from."""
+        """Sends to a worker, reading from all meanwhile; that a worker is gone shows when it is read from.
+
+        Without a deadline it breaks off when the engine is closed; half a message is the last that was sent then.
+        """
+        closing = deadline < math.inf
         with handle.send_lock:
-            if handle.gone:
+            if handle.gone or handle.cut_off or (handle.refuses is not None and not closing):
                 return
             frames = make_frames(handle.channel)
             while frames.pieces and time.monotonic() < deadline:
+                if handle.refuses is not None and not closing:
+                    handle.cut_off = True
+                    return
                 try:
                     frames = handle.channel.send_some(frames)
                 except BlockingIOError:
@@ -273,8 +281,9 @@ class ProcessEngine(Engine):
                 _settle(future, message)
 
     def _started(self, key: int, pid: int) -> None:
-        if key in self._handles:
-            self._handles[key].pid = pid
+        handle = self._handles.get(key)
+        if handle is not None:
+            handle.pid = pid
 
     def _ended(self, key: int, code: int | None) -> None:
         handle = self._handles.get(key)

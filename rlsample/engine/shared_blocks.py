@@ -11,7 +11,6 @@ import os
 import tempfile
 import threading
 import weakref
-from typing import Any
 
 import numpy as np
 
@@ -125,7 +124,6 @@ class BlockViews:
     def __init__(self) -> None:
         self.freed: collections.deque[int] = collections.deque()
         self._maps: dict[int, mmap.mmap] = {}
-        self._watched: dict[int, weakref.ref[Any]] = {}
 
     def adopt(self, block_id: int, fd: int) -> None:
         """Maps a block that was not seen before, and closes the descriptor."""
@@ -137,8 +135,7 @@ class BlockViews:
     def view(self, block_id: int) -> memoryview:
         """The block's memory. When the last view of it is gone, its id is added to ``freed``."""
         root = np.frombuffer(self._maps[block_id], np.uint8)
-        freed = self.freed
-        self._watched[block_id] = weakref.ref(root, lambda _: freed.append(block_id))
+        weakref.finalize(root, self.freed.append, block_id).atexit = False  # of each view: a block may have several
         return root.data
 
     def forget(self, block_id: int) -> None:

@@ -54,7 +54,6 @@ class AsyncSampler:
 
     Attributes:
         drops: as given.
-        rows_dropped: rows of the batches that nobody took in time.
     """
 
     def __init__(
@@ -67,7 +66,7 @@ class AsyncSampler:
         self._sample = sample
         self.drops = drop_oldest
         self._on_failure = on_failure
-        self.rows_dropped = 0
+        self._rows_dropped = self._rows_told = 0
         self._ready: queue.Queue[SampleBatch | None] = queue.Queue(maxsize=queue_size)
         self._closed = threading.Event()
         self._error: BaseException | None = None
@@ -95,6 +94,11 @@ class AsyncSampler:
                 return batch
             self._closed.set()
         raise SamplerError(f"the sampling thread ended: {self._error or 'closed'}") from self._error
+
+    def take_rows_dropped(self) -> int:
+        """Rows of the batches that nobody took in time, since the last call."""
+        told, self._rows_told = self._rows_told, self._rows_dropped
+        return self._rows_told - told
 
     def close(self) -> None:
         """Stops after the running ``sample``; waits at most 5 s for that. Idempotent."""
@@ -134,4 +138,4 @@ class AsyncSampler:
         except queue.Empty:  # taken just now
             return
         if oldest is not None:
-            self.rows_dropped += oldest.count
+            self._rows_dropped += oldest.count

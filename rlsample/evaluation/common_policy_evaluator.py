@@ -209,11 +209,11 @@ class CommonPolicyEvaluator(PolicyEvaluator):
     def get_timers(self) -> dict[str, float]:
         """Milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``; ``polls``.
 
-        With ``sample_queue_full="drop_oldest"`` also ``sampler/rows_dropped``, since the start.
+        With ``sample_queue_full="drop_oldest"`` also ``sampler/rows_dropped``.
         """
         timers = self.sampler.timers.drain()
         if self._async is not None and self._async.drops:
-            timers["sampler/rows_dropped"] = self._async.rows_dropped
+            timers["sampler/rows_dropped"] = self._async.take_rows_dropped()
         return timers
 
     # ------------------------------------------------------------------ learning

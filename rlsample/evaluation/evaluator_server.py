@@ -108,9 +108,11 @@ class EvaluatorServer:
         return Fragment(batch, self._info(version))
 
     def sample_gradients(self) -> SampleGradients:
-        """The gradients on one fresh batch, which itself stays here."""
+        """The gradients on one fresh batch that has rows, which itself stays here."""
         version = self._version
         batch = self.evaluator.sample()
+        while not batch.count:
+            batch = self.evaluator.sample()
         gradients, stats = self.evaluator.compute_gradients(batch)
         return SampleGradients(gradients, stats, batch.count, self._info(version))
 

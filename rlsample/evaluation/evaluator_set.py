@@ -193,7 +193,8 @@ class EvaluatorSet:
 
     def foreach_evaluator(self, func: Callable[[PolicyEvaluator], R]) -> list[R]:
         """``func`` of each evaluator, the local one first. The remote ones run beside it, after what they do now."""
-        return [func(self.local), *self._ask_all("apply", func)]
+        requests = self._asked("apply", func)
+        return [func(self.local), *_in_order(requests)]
 
     def foreach_evaluator_with_index(self, func: Callable[[PolicyEvaluator, int], R]) -> list[R]:
         """As :meth:`foreach_evaluator`; the local one has index 0."""
@@ -203,10 +204,13 @@ class EvaluatorSet:
         return [func(self.local, 0), *_in_order(requests)]
 
     def _ask_all(self, name: str, *args: Any) -> list[Any]:
+        return _in_order(self._asked(name, *args))
+
+    def _asked(self, name: str, *args: Any) -> Requests:
         requests = Requests(self)
         for worker in range(len(self.remote)):
             requests.ask(worker, name, *args)
-        return _in_order(requests)
+        return requests
 
     # ------------------------------------------------------------------ from the evaluators
 
@@ -267,12 +271,13 @@ class EvaluatorSet:
         return episodes
 
     def get_timers(self) -> dict[str, float]:
-        """The sampler's timers since the last call: means over all polls of all evaluators, and ``sampler/polls``."""
+        """The samplers' timers since the last call: milliseconds are means over all polls of all evaluators; counts, as
+        ``sampler/polls``, are sums."""
         timers = [self._timers.popleft() for _ in range(len(self._timers))]
         get_local = getattr(self.local, "get_timers", None)
         if get_local is not None:
             timers.append(get_local())
-        return _mean_timers(timers)
+        return _merged(timers)
 
     def get_remote_states(self) -> list[Any]:
         """``get_state`` of each remote evaluator, after what it does now."""
@@ -347,13 +352,15 @@ def _in_order(requests: Requests) -> list[Any]:
     return [answer.value for answer in sorted(answers, key=lambda answer: answer.worker)]
 
 
-def _mean_timers(timers: list[dict[str, float]]) -> dict[str, float]:
+def _merged(timers: list[dict[str, float]]) -> dict[str, float]:
     if not timers:
         return {}
-    polls = [t["sampler/polls"] for t in timers]
-    means = {"sampler/polls": sum(polls)}
+    polls = sum(t["sampler/polls"] for t in timers)
+    merged = {}
     for name in timers[0]:
-        if name != "sampler/polls":
-            total = math.fsum(t[name] * n for t, n in zip(timers, polls, strict=True) if n)
-            means[name] = total / sum(polls) if sum(polls) else math.nan
-    return means
+        if name.endswith("_ms"):
+            total = math.fsum(t[name] * t["sampler/polls"] for t in timers if t["sampler/polls"])
+            merged[name] = total / polls if polls else math.nan
+        else:
+            merged[name] = sum(t[name] for t in timers)
+    return merged

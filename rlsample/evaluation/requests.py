@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsample.engine.engine import Future, Handle
@@ -76,12 +76,30 @@ class Requests:
         asked = sum(request.worker == worker for request in self._requests.values())
         return asked + sum(answer.worker == worker for answer in self._ready)
 
+    def ask_all(self, ahead: int) -> None:
+        """Asks each evaluator for samples until ``ahead`` requests of it are in flight."""
+        busy = collections.Counter(request.worker for request in self._requests.values())
+        busy.update(answer.worker for answer in self._ready)
+        for worker in range(self._evaluators.num_remote):
+            for _ in range(ahead - busy[worker]):
+                self.ask(worker)
+
     def take(self, num_ready: int = 1, timeout_s: float | None = None) -> list[Answer]:
-        """Waits for ``num_ready`` answers, or for all there can be, or for the time to be up; returns what is there.
+        """Waits as :meth:`wait` does, and returns what is there."""
+        self.wait(num_ready, timeout_s)
+        return list(self.ready())
+
+    def ready(self) -> Iterator[Answer]:
+        """Gives out the answers that are there, one by one. Of a loop that breaks off the rest stays for the next."""
+        while self._ready:
+            yield self._ready.popleft()
+
+    def wait(self, num_ready: int = 1, timeout_s: float | None = None) -> None:
+        """Waits for ``num_ready`` answers, or for all there can be, or for the time to be up.
 
         Raises:
             WorkerDiedError: an evaluator died and the set's budget for replacements is used up.
-            Exception: what an evaluator raised. Other answers are kept for the next call.
+            Exception: what an evaluator raised; that request is over. Other answers are kept.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._requests:
@@ -92,9 +110,6 @@ class Requests:
             self._take_in(done)
             if len(self._ready) >= num_ready or (left is not None and not left):
                 break
-        answers = list(self._ready)
-        self._ready.clear()
-        return answers
 
     def _take_in(self, done: list[Future]) -> None:
         errors = []

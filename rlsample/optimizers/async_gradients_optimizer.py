@@ -50,21 +50,18 @@ class AsyncGradientsOptimizer(PolicyOptimizer):
     def step(self) -> dict[str, float]:
         """Applies ``grads_per_step`` gradients; statistics are means over them."""
         wanted = self.settings.grads_per_step
-        if not self._requests.in_flight():
-            self.evaluators.sync_weights()
+        self.evaluators.sync_weights()
         for worker in range(self.evaluators.num_remote):
             if self._requests.in_flight() < wanted and not self._requests.in_flight(worker):
                 self._ask(worker)
         stats: list[dict[str, Any]] = []
         while self._requests.in_flight():
             started = time.perf_counter()
-            answers = self._requests.take()
+            self._requests.wait()
             self._wait_s += time.perf_counter() - started
-            unused = len(answers)
-            for answer in answers:
+            for answer in self._requests.ready():
                 stats.append(self._apply(answer))
-                unused -= 1
-                if len(stats) + unused + self._requests.in_flight() < wanted:
+                if len(stats) + self._requests.in_flight() < wanted:
                     self._send_weights(answer.worker)
                     self._ask(answer.worker)
         return mean_stats(stats)

@@ -11,17 +11,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlsample.errors import ConfigError
-from rlsample.evaluation.evaluator_server import policy_version_of
 from rlsample.evaluation.evaluator_set import EvaluatorSet
 from rlsample.evaluation.policy_evaluator import PolicyEvaluator
-from rlsample.evaluation.requests import Answer, Requests
+from rlsample.evaluation.requests import Answer
 from rlsample.optimizers.background import BackgroundThreads, Timers
 from rlsample.optimizers.batch_queue import BatchQueue
+from rlsample.optimizers.learner_stats import SinceLastStats
 from rlsample.optimizers.learner_thread import LearnerThread, Progress
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
 from rlsample.optimizers.replay_shards import ReplayShard, ReplaySource, replay_forever
-from rlsample.optimizers.sync_replay_optimizer import ReplaySettings, check_at_least, make_buffer
-from rlsample.settings import option
+from rlsample.optimizers.sample_requests import SampleRequests
+from rlsample.optimizers.sync_replay_optimizer import ReplaySettings, make_buffer
+from rlsample.settings import check_at_least, option
 
 __all__ = ["AsyncReplayOptimizer", "AsyncReplaySettings", "worker_epsilon"]
 
@@ -65,9 +66,9 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         sampling --rows--> step() --> shards --> replay thread --batches--> queue --> learner --weights--> sampling
                                         ^------------------- priorities ----------------'
 
-    What waits is bounded: ``max_sample_requests_in_flight`` per evaluator, and in the queue the smaller of
-    ``learner_queue_size`` and ``max_replays_in_flight`` per shard. The replay thread waits while it is full: nothing
-    that was drawn is dropped. With ``training_intensity`` sampling waits for the learner too, from ``learning_starts``
+    What waits is bounded: ``max_sample_requests_in_flight`` per evaluator, and in the queue ``max_replays_in_flight``
+    batches of each shard, of all ``learner_queue_size``. The replay thread waits for room before it draws: nothing that
+    was drawn is dropped. With ``training_intensity`` sampling waits for the learner too, from ``learning_starts``
     on: what a run reaches in so many env steps then depends less on the machine. Shards are arrays in this process.
     The set replaces dead evaluators.
 
@@ -96,20 +97,14 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         ]
         self._timers = Timers()
         self._threads = BackgroundThreads()
-        self._queue = BatchQueue(self._threads, min(s.learner_queue_size, num * s.max_replays_in_flight))
-        self._requests = Requests(evaluators)
-        version = None if policy_version_of(evaluators.local) is None else self._policy_version
+        self._queue = BatchQueue(self._threads, s.learner_queue_size)
         source = ReplaySource(evaluators.local, self._queue, self.shards)
-        self._learner = LearnerThread(self._threads, source, version, timers=self._timers)
+        self._learner = LearnerThread(self._threads, source, evaluators.local, timers=self._timers)
+        self._requests = SampleRequests(evaluators, self._learner, s.max_sample_requests_in_flight, self._timers)
         self._rows_since = [0] * evaluators.num_remote  # each evaluator last got weights
-        self._published = -1
         self._restarts_seen = 0
-        self._all_asked = self._started = False
-        self._since = (time.perf_counter(), 0, 0)
-        self._lag = (0.0, 0, 0)  # sum over rows, rows, max
-
-    def _policy_version(self) -> int:
-        return policy_version_of(self.evaluators.local) or 0
+        self._started = False
+        self._since = SinceLastStats(self._timers)
 
     # ------------------------------------------------------------------ one step
 
@@ -126,6 +121,7 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             self._threads.check()
             if not self._started:
                 self._start()
+            self._ask()
             wanted = self.evaluators.num_remote
             taken = self._collect(0.0)
             while not (progress := self._learner.drain()).num_updates:
@@ -139,16 +135,16 @@ class AsyncReplayOptimizer(PolicyOptimizer):
 
     def _start(self) -> None:
         self._started = True
-        self.evaluators.sync_weights()
-        self._published = self._learner.version()
+        self._requests.start()
         self._explore()
         self._learner.start()
         s = self.settings
+        amounts = s.train_batch_size, s.max_replays_in_flight
         work = functools.partial(
-            replay_forever, self._threads, self.shards, self._queue, s.train_batch_size, self._beta, self._timers
+            replay_forever, self._threads, self.shards, self._queue, *amounts, self._beta, self._timers
         )
         self._threads.start("replay", work)
-        self._since = (time.perf_counter(), self.num_steps_sampled, self.num_steps_trained)
+        self._since.restart(self.num_steps_sampled, self.num_steps_trained)
 
     def _beta(self) -> float:
         return self.settings.beta(self.num_steps_sampled)
@@ -161,41 +157,28 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             )
 
     def _collect(self, timeout_s: float) -> int:
-        """Takes what evaluators have finished, and asks them again, unless they are ahead; returns how many answers
-        there were."""
-        if not self._all_asked and not self._is_ahead():
-            self._ask_all()
-        if not self._requests.in_flight():
+        """Takes what evaluators have finished, and asks them again; returns how many answers there were."""
+        taken = 0
+        if self._requests.in_flight():
+            for answer in self._requests.take(timeout_s):
+                self._take(answer)
+                taken += 1
+        else:  # sampling waits for the learner
             self._learner.wait_for_progress(timeout_s)
-            return 0
-        began = time.perf_counter()
-        try:
-            answers = self._requests.take(1, timeout_s)
-        except BaseException:
-            self._all_asked = False  # that request is gone; the next step asks again
-            raise
-        self._timers.add("sample_wait", time.perf_counter() - began)
         self._threads.check()
         if self.evaluators.num_restarts != self._restarts_seen:
             self._explore()
-        for answer in answers:
-            self._take(answer)
-            if self._all_asked and not self._is_ahead():
-                self._requests.ask(answer.worker)
-            else:
-                self._all_asked = False
-        return len(answers)
+        self._ask()
+        return taken
+
+    def _ask(self) -> None:
+        if not self._is_ahead():
+            self._requests.ask()
 
     def _is_ahead(self) -> bool:
         fresh = self.num_steps_sampled - self.settings.learning_starts
         behind = self.num_steps_trained < self.settings.training_intensity * fresh
         return behind and any(shard.ready() for shard in self.shards)
-
-    def _ask_all(self) -> None:
-        for worker in range(self.evaluators.num_remote):
-            for _ in range(self.settings.max_sample_requests_in_flight - self._requests.in_flight(worker)):
-                self._requests.ask(worker)
-        self._all_asked = True
 
     def _take(self, answer: Answer) -> None:
         batch = answer.value
@@ -209,21 +192,13 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         self._rows_since[answer.worker] += batch.count
         if self._rows_since[answer.worker] >= self.settings.max_weight_sync_delay:
             self._rows_since[answer.worker] = 0
-            if self._published != self._learner.version():
-                self._learner.between_updates(self._publish)
-            self.num_weight_syncs += self.evaluators.send_weights(answer.worker)
-
-    def _publish(self) -> None:
-        self.evaluators.set_progress(self.num_steps_sampled)
-        self.evaluators.publish_weights()
-        self._published = self._learner.version()
+            self._requests.publish_weights(self.num_steps_sampled)
+            self.num_weight_syncs += self._requests.send_weights(answer.worker)
 
     def _account(self, progress: Progress) -> dict[str, float]:
         self.num_steps_trained += progress.num_steps_trained
         self.num_updates += progress.num_updates
-        total, rows, most = self._lag
-        trained = progress.num_steps_trained
-        self._lag = (total + progress.lag_mean * trained, rows + trained, max(most, progress.lag_max))
+        self._since.add(progress)
         return progress.stats
 
     # ------------------------------------------------------------------ what others ask
@@ -245,12 +220,6 @@ class AsyncReplayOptimizer(PolicyOptimizer):
 
         ``num_late_priorities``: rows that had left their shard when their priorities came back.
         """
-        started, sampled, trained = self._since
-        seconds = max(1e-9, time.perf_counter() - started)
-        self._since = (time.perf_counter(), self.num_steps_sampled, self.num_steps_trained)
-        (lag_sum, lag_rows, lag_max), self._lag = self._lag, (0.0, 0, 0)
-        times = self._timers.drain()
-        busy, waited = times.get("compute_s", 0.0), times.get("learner_wait_s", 0.0)
         return {
             **super().stats(),
             "num_updates": self.num_updates,
@@ -260,20 +229,16 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             "replay_rows": sum(len(shard) for shard in self.shards),
             "replay_bytes": sum(shard.nbytes for shard in self.shards),
             "learner_queue_size_mean": self._queue.mean_size(),
-            "learner_wait_share": waited / (waited + busy) if waited + busy else 0.0,
             "evaluator_restarts": self.evaluators.num_restarts,
-            "sampled_steps_per_s": (self.num_steps_sampled - sampled) / seconds,
-            "trained_steps_per_s": (self.num_steps_trained - trained) / seconds,
-            "policy_lag_mean": lag_sum / max(1, lag_rows),
-            "policy_lag_max": lag_max,
-            **times,
+            **self._since.take(self.num_steps_sampled, self.num_steps_trained),
         }
 
     def save(self) -> dict[str, Any]:
         """Counters, the generator, and the shards if ``store_buffer_in_checkpoints`` is set; no batches under way."""
         stored = self.settings.store_buffer_in_checkpoints
         shards = [shard.get_state() for shard in self.shards] if stored else None
-        return {**super().save(), "rng": self._rng.bit_generator.state, "shards": shards}
+        counters = {**super().save(), "num_updates": self.num_updates}
+        return {**counters, "rng": self._rng.bit_generator.state, "shards": shards}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues from :meth:`save`, before the first step.
@@ -290,6 +255,7 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         for shard, stored in zip(self.shards, shards, strict=False):
             shard.set_state(stored)
         super().restore(state)
+        self.num_updates = int(state.get("num_updates", 0))
         self._rng.bit_generator.state = state["rng"]
 
     def close(self) -> None:

@@ -12,23 +12,24 @@ import numpy as np
 from rlsample.errors import ConfigError, unknown_name
 from rlsample.evaluation.evaluator_server import policy_version_of
 from rlsample.evaluation.evaluator_set import EvaluatorSet
-from rlsample.evaluation.requests import Answer, Requests
+from rlsample.evaluation.requests import Answer
 from rlsample.optimizers.background import BackgroundThreads, Timers
 from rlsample.optimizers.batch_queue import WHEN_FULL, BatchQueue, TrainBatch
 from rlsample.optimizers.device_group import DeviceGroup, DeviceSettings
 from rlsample.optimizers.device_loader import DeviceLoader
+from rlsample.optimizers.learner_stats import SinceLastStats
 from rlsample.optimizers.learner_thread import BatchSource, DirectSource, LearnerThread, LoadedSource, Progress
 from rlsample.optimizers.multi_device_support import find_support
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
 from rlsample.optimizers.replay_mixer import ReplayMixer
-from rlsample.sample_batch import POLICY_VERSION, SampleBatch
-from rlsample.settings import option
+from rlsample.optimizers.sample_requests import SampleRequests
+from rlsample.sample_batch import POLICY_VERSION
+from rlsample.settings import check_at_least, option
 
 __all__ = ["AsyncSamplesOptimizer", "AsyncSamplesSettings"]
 
 R = TypeVar("R")
 _LOOK_S = 0.25  # how often a waiting step() looks for failures
-_NUM_VERSIONS_KEPT = 10_000
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,10 @@ class AsyncSamplesSettings(DeviceSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {
-            "train_batch_size": 1,
-            "minibatch_size": 0,
-            "max_sample_requests_in_flight": 1,
-            "broadcast_interval": 1,
-        }
-        for name, smallest in {**least, "num_data_loader_buffers": 0}.items():
-            if getattr(self, name) < smallest:
-                raise ConfigError(f"{name} must be at least {smallest}, not {getattr(self, name)}")
+        positive = ("train_batch_size", "num_sgd_iter", "minibatch_buffer_size", "max_sample_requests_in_flight")
+        not_negative = ("minibatch_size", "num_data_loader_buffers", "num_data_load_threads")
+        check_at_least(self, dict.fromkeys((*positive, "broadcast_interval", "learner_queue_size"), 1))
+        check_at_least(self, dict.fromkeys(not_negative, 0))
         if self.when_full not in WHEN_FULL:
             raise unknown_name("when_full", self.when_full, WHEN_FULL)
         if self.num_data_loader_buffers:
@@ -107,29 +103,20 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         self._timers = Timers()
         self._threads = BackgroundThreads()
         self._queue = BatchQueue(self._threads, s.learner_queue_size, s.when_full)
-        self._requests = Requests(evaluators)
         self._group: DeviceGroup | None = None
         self._loader: DeviceLoader | None = None
         source: BatchSource = DirectSource(evaluators.local, self._queue)
         if s.num_data_loader_buffers:
             source = self._make_loaded_source(int(shuffles.generate_state(1)[0]))
-        has_version = policy_version_of(evaluators.local) is not None
         self._learner = LearnerThread(
-            self._threads,
-            source,
-            self._policy_version if has_version else None,
-            s.num_sgd_iter,
-            s.minibatch_buffer_size,
-            self._timers,
+            self._threads, source, evaluators.local, s.num_sgd_iter, s.minibatch_buffer_size, self._timers
         )
-        self._has_version = has_version
-        self._versions: dict[int, int] = {}  # broadcast -> the version of its weights
+        self._requests = SampleRequests(evaluators, self._learner, s.max_sample_requests_in_flight, self._timers)
+        self._rows_have_version = policy_version_of(evaluators.local) is not None
         self._samples_since = 0  # the newest broadcast
-        self._all_asked = self._started = False
-        self._since = _Since(self)
-
-    def _policy_version(self) -> int:
-        return policy_version_of(self.evaluators.local) or 0
+        self._started = False
+        self._since = SinceLastStats(self._timers)
+        self._copied_before = (0, 0)
 
     def _make_loaded_source(self, seed: int) -> LoadedSource:
         s = self.settings
@@ -154,22 +141,21 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             self._check()
             if not self._started:
                 self._start()
+            self._requests.ask()
             while not (progress := self._learner.drain()).num_updates:
                 self._collect()
         except BaseException:
-            self._all_asked = False  # a request may have been lost; the next step asks again
             self._account(self._learner.drain())
             raise
         return self._account(progress)
 
     def _start(self) -> None:
         self._started = True
-        self.evaluators.sync_weights()
-        self._versions[self.evaluators.version] = self._learner.version()
+        self._requests.start()
         if self._loader is not None:
             self._loader.start()
         self._learner.start()
-        self._since = _Since(self)
+        self._since.restart(self.num_steps_sampled, self.num_steps_trained)
 
     def _check(self) -> None:
         self._threads.check()
@@ -178,40 +164,33 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
 
     def _collect(self) -> None:
         """Takes what evaluators have finished, and asks them again."""
-        if not self._all_asked:
-            self._ask_all()
-        started = time.perf_counter()
-        answers = self._requests.take(1, _LOOK_S)
-        self._timers.add("sample_wait", time.perf_counter() - started)
-        self._check()
-        for answer in answers:
+        workers = []
+        for answer in self._requests.take(_LOOK_S):
             self._take(answer)
-        if answers:
-            self._publish_if_due()
-        for answer in answers:
-            self.num_weight_syncs += self.evaluators.send_weights(answer.worker)
-            self._requests.ask(answer.worker)
-
-    def _ask_all(self) -> None:
-        for worker in range(self.evaluators.num_remote):
-            for _ in range(self.settings.max_sample_requests_in_flight - self._requests.in_flight(worker)):
-                self._requests.ask(worker)
-        self._all_asked = True
+            workers.append(answer.worker)
+        self._check()
+        if self._samples_since >= self.settings.broadcast_interval:
+            self._requests.publish_weights(self.num_steps_sampled)
+            self._samples_since = 0
+        for worker in workers:
+            self.num_weight_syncs += self._requests.send_weights(worker)
+        self._requests.ask()
 
     def _take(self, answer: Answer) -> None:
         fragment = answer.value
         self.num_steps_sampled += fragment.count
         self._samples_since += 1
-        batch = self._mixer.add(fragment, *self._version_of(fragment, answer.version))
+        batch = self._mixer.add(fragment, *self._versions_of(answer))
         if batch is not None:
             self._put(batch)
 
-    def _version_of(self, fragment: SampleBatch, broadcast: int | None) -> tuple[float, int]:
+    def _versions_of(self, answer: Answer) -> tuple[float, int]:
         """Mean and smallest version of the weights that the rows were sampled under."""
-        if self._has_version and POLICY_VERSION in fragment and fragment.count:
+        fragment = answer.value
+        if self._rows_have_version and POLICY_VERSION in fragment and fragment.count:
             versions = fragment[POLICY_VERSION]
             return float(versions.mean()), int(versions.min())
-        version = self._versions.get(broadcast or 0, 0)
+        version = self._requests.version_of(answer)
         return version, version
 
     def _put(self, batch: TrainBatch) -> None:
@@ -219,19 +198,6 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         while not self._queue.put(batch, _LOOK_S):
             self._check()
         self._timers.add("put_wait", time.perf_counter() - started)
-
-    def _publish_if_due(self) -> None:
-        newest = self._versions.get(self.evaluators.version)
-        if self._samples_since >= self.settings.broadcast_interval and newest != self._learner.version():
-            self._learner.between_updates(self._publish)
-            self._samples_since = 0
-
-    def _publish(self) -> None:
-        self.evaluators.set_progress(self.num_steps_sampled)
-        broadcast = self.evaluators.publish_weights()
-        self._versions[broadcast] = self._learner.version()
-        if len(self._versions) > _NUM_VERSIONS_KEPT:
-            del self._versions[next(iter(self._versions))]
 
     def _account(self, progress: Progress) -> dict[str, float]:
         self.num_steps_trained += progress.num_steps_trained
@@ -258,9 +224,8 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         without data · bytes_copied_per_row, from fragments to devices · seconds, summed over threads: sample_wait_s
         and put_wait_s of step(), slot_wait_s, batch_wait_s, fill_s and copy_s of loaders, learner_wait_s and compute_s.
         """
-        since, self._since = self._since, _Since(self)
-        times = self._timers.drain()
-        busy, waited = times.get("compute_s", 0.0), times.get("learner_wait_s", 0.0)
+        copied, self._copied_before = self._copied_before, self.num_copied()
+        num_bytes, num_rows = (now - before for now, before in zip(self._copied_before, copied, strict=True))
         return {
             **super().stats(),
             "num_steps_replayed": self.num_steps_replayed,
@@ -269,10 +234,9 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             "num_dropped_batches": self._queue.num_dropped_batches,
             "num_dropped_rows": self._queue.num_dropped_rows + (self._group.num_dropped_rows if self._group else 0),
             "learner_queue_size_mean": self._queue.mean_size(),
-            "learner_wait_share": waited / (waited + busy) if waited + busy else 0.0,
             "evaluator_restarts": self.evaluators.num_restarts,
-            **since.rates(self),
-            **times,
+            "bytes_copied_per_row": num_bytes / max(1, num_rows),
+            **self._since.take(self.num_steps_sampled, self.num_steps_trained),
         }
 
     def num_copied(self) -> tuple[int, int]:
@@ -281,42 +245,20 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
 
     def save(self) -> dict[str, Any]:
         """Counters and the generator; batches under way and stored for replay are not kept."""
-        return {**super().save(), "num_steps_replayed": self.num_steps_replayed, "rng": self._rng.bit_generator.state}
+        counters = {"num_steps_replayed": self.num_steps_replayed, "num_updates": self.num_updates}
+        return {**super().save(), **counters, "rng": self._rng.bit_generator.state}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         super().restore(state)
         self.num_steps_replayed = int(state["num_steps_replayed"])
+        self.num_updates = int(state.get("num_updates", 0))
         self._rng.bit_generator.state = state["rng"]
 
     def close(self) -> None:
         """Ends the threads and the devices' processes; evaluators stay open. Idempotent, within five seconds."""
         self._threads.stop()
-        if self._group is not None:
-            self._group.close()
-        self._threads.close()
-
-
-class _Since:
-    """What stats() counts from call to call."""
-
-    def __init__(self, optimizer: AsyncSamplesOptimizer) -> None:
-        self._started = time.perf_counter()
-        self._sampled, self._trained = optimizer.num_steps_sampled, optimizer.num_steps_trained
-        self._bytes, self._rows = optimizer.num_copied()
-        self._lag_sum, self._lag_rows, self._lag_max = 0.0, 0, 0
-
-    def add(self, progress: Progress) -> None:
-        self._lag_sum += progress.lag_mean * progress.num_steps_trained
-        self._lag_rows += progress.num_steps_trained
-        self._lag_max = max(self._lag_max, progress.lag_max)
-
-    def rates(self, optimizer: AsyncSamplesOptimizer) -> dict[str, float]:
-        seconds = max(1e-9, time.perf_counter() - self._started)
-        num_bytes, num_rows = optimizer.num_copied()
-        return {
-            "sampled_steps_per_s": (optimizer.num_steps_sampled - self._sampled) / seconds,
-            "trained_steps_per_s": (optimizer.num_steps_trained - self._trained) / seconds,
-            "policy_lag_mean": self._lag_sum / max(1, self._lag_rows),
-            "policy_lag_max": self._lag_max,
-            "bytes_copied_per_row": (num_bytes - self._bytes) / max(1, num_rows - self._rows),
-        }
+        try:
+            if self._group is not None:
+                self._group.close()
+        finally:
+            self._threads.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlsample.errors import ConfigError, unknown_name
@@ -61,6 +62,10 @@ class BatchQueue:
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def __iter__(self) -> Iterator[TrainBatch]:
+        """The batches that wait, oldest first; the condition is held."""
+        return iter(self._batches)
 
     def put(self, batch: TrainBatch, timeout_s: float | None = None) -> bool:
         """Adds a batch, or not: see ``when_full``. False if it blocked until the time ran out; nothing was added then.

@@ -150,10 +150,12 @@ class DeviceGroup:
         try:
             for index, total_rows in zip(plans[0], totals, strict=True):
                 results.append(self._trainer.train(self._copies[slot].rows(index), total_rows))
-        except CollectiveError:
-            assert self._ranks is not None
-            self._ranks.raise_cause()
+        except BaseException as error:
+            if self._ranks is not None:
+                self._ranks.give_up(error)
             raise
+        if self._ranks is not None:
+            self._ranks.remember_weights()
         return results, sum(totals)
 
     def _plan(
@@ -216,14 +218,13 @@ class _Ranks:
     ) -> None:
         from rlsample.engine.process_engine import ProcessEngine
 
+        self._support = support
         self._lock = threading.Lock()
         self._known = [[0] * (len(settings.devices) - 1) for _ in range(num_slots)]
         self._calls: list[Future] = []
+        self._failure: BaseException | None = None
         self._collective: Collective | None = None
-        try:
-            pickled = cloudpickle.dumps(support, protocol=5)
-        except Exception as error:
-            raise ConfigError(f"several devices need a support that can be pickled: {error}") from error
+        pickled = self._pickled()
         self._folder = tempfile.mkdtemp(prefix="rlsample-")
         self._engine: Engine = ProcessEngine()
         try:
@@ -237,6 +238,20 @@ class _Ranks:
         except BaseException:
             self.close()
             raise
+
+    def _pickled(self) -> bytes:
+        self.remember_weights()
+        try:
+            return cloudpickle.dumps(self._support, protocol=5)
+        except Exception as error:
+            raise ConfigError(f"several devices need a support that can be pickled: {error}") from error
+
+    def remember_weights(self) -> None:
+        """The weights of now are those that all devices have."""
+        self._weights = self._flat_weights()
+
+    def _flat_weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().reshape(-1) for p in self._support.module.parameters()])
 
     def sum_(self, tensor: torch.Tensor) -> None:
         collective = self._collective
@@ -253,8 +268,15 @@ class _Ranks:
             self._call(handle, "upload", slot, memory.address if moved else None, host.layout)
 
     def train(self, slot: int, plans: Sequence[Plan]) -> None:
+        """Has the devices begin a pass, as the first one would: with its weights and its progress."""
+        if not torch.equal(self._weights, self._flat_weights()):  # set from outside, such as from a checkpoint
+            pickled = self._pickled()
+            for handle in self._handles:
+                self._call(handle, "renew", pickled)
+        get_progress = getattr(self._support, "get_progress", None)
+        progress = None if get_progress is None else get_progress()
         for handle, plan in zip(self._handles, plans, strict=True):
-            self._call(handle, "train", slot, plan)
+            self._call(handle, "train", slot, plan, progress)
 
     def _call(self, handle: Handle, name: str, *args: Any) -> None:
         with self._lock:
@@ -262,6 +284,9 @@ class _Ranks:
         self.check()
 
     def check(self) -> None:
+        if self._failure is not None:
+            what = f"{type(self._failure).__name__}: {self._failure}"
+            raise LearnerError(f"an update failed before, and the devices go apart: {what}") from self._failure
         with self._lock:
             done = [call for call in self._calls if call.done()]
             self._calls = [call for call in self._calls if call not in done]
@@ -277,21 +302,32 @@ class _Ranks:
     def _all_alive(self) -> bool:
         return all(handle.alive() for handle in self._handles)
 
-    def raise_cause(self) -> None:
-        """Raises what made a sum fail, if one of the processes says so."""
-        for handle in self._handles:
-            try:
-                handle.call("check").result(5.0)
-            except Exception as error:
-                raise LearnerError(f"the process of device {handle.index + 1} failed: {error}") from error
+    def give_up(self, error: BaseException) -> None:
+        """Leaves the group for good: the others may wait for a sum that never comes, and must not take a later one for
+        it.
+
+        Raises:
+            LearnerError: one of the processes says what made the sum fail.
+        """
+        self._failure = error
+        self._leave()
+        if isinstance(error, CollectiveError):
+            for handle in self._handles:
+                try:
+                    handle.call("check").result(5.0)
+                except Exception as cause:
+                    raise LearnerError(f"the process of device {handle.index + 1} failed: {cause}") from cause
+
+    def _leave(self) -> None:
+        if self._collective is not None:
+            self._collective.close()
+            self._collective = None
 
     def weights(self) -> list[dict[str, np.ndarray]]:
         return [handle.call("weights").result(_JOIN_TIMEOUT_S) for handle in self._handles]
 
     def close(self) -> None:
-        if self._collective is not None:
-            self._collective.close()
-            self._collective = None
+        self._leave()
         self._engine.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 

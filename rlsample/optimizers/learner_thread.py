@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from rlsample.evaluation.evaluator_server import policy_version_of
 from rlsample.evaluation.policy_evaluator import PolicyEvaluator
 from rlsample.optimizers.background import BackgroundThreads, Stopped, Timers
 from rlsample.optimizers.batch_queue import BatchQueue, TrainBatch
@@ -59,8 +60,8 @@ class DirectSource:
         _, batch = self._queue.take()
         if len(batch.fragments) > 1:
             return batch, SampleBatch.concat(batch.fragments)
-        only = batch.fragments[0]  # the evaluator may add columns; a replay buffer may hold the fragment
-        return batch, SampleBatch(dict(only.items()), only.next_obs_source, only.fragment_lengths)
+        only = batch.fragments[0]
+        return batch, only.slice(0, only.count)  # the evaluator may add columns; replay may hold the fragment
 
     def batch_of(self, item: tuple[TrainBatch, SampleBatch]) -> TrainBatch:
         """See :class:`BatchSource`."""
@@ -134,7 +135,8 @@ class LearnerThread:
 
     Args:
         threads: the learner is one of them.
-        version: the version of the weights now, in the numbers that rows carry; None: the updates done so far.
+        evaluator: its policy's version, which rows carry, is that of the weights. None, or an evaluator without a
+            policy: the updates done so far are.
         num_sgd_iter: passes over each batch.
         minibatch_buffer_size: batches that take turns.
         timers: gets "learner_wait" and "compute".
@@ -144,14 +146,14 @@ class LearnerThread:
         self,
         threads: BackgroundThreads,
         source: BatchSource,
-        version: Callable[[], int] | None = None,
+        evaluator: PolicyEvaluator | None = None,
         num_sgd_iter: int = 1,
         minibatch_buffer_size: int = 1,
         timers: Timers | None = None,
     ) -> None:
         self._threads = threads
         self._source = source
-        self._read_version = version
+        self._evaluator = evaluator
         self._num_updates = 0
         self._timers = timers or Timers()
         self._ring: PassRing[Any] = PassRing(minibatch_buffer_size, num_sgd_iter, source.ready, source.take)
@@ -160,7 +162,8 @@ class LearnerThread:
 
     def version(self) -> int:
         """The version of the weights now."""
-        return self._num_updates if self._read_version is None else self._read_version()
+        version = None if self._evaluator is None else policy_version_of(self._evaluator)
+        return self._num_updates if version is None else version
 
     def start(self) -> None:
         """Starts the thread."""

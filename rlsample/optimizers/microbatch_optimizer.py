@@ -56,7 +56,8 @@ class MicrobatchOptimizer(PolicyOptimizer):
             for batch in evaluators.sample_round():
                 self.num_steps_sampled += batch.count
                 collected += batch.count
-                waiting.append(batch)
+                if batch.count:
+                    waiting.append(batch)
                 if sum(part.count for part in waiting) >= size:
                     waiting = self._use(waiting, mean)
         if waiting:

@@ -26,7 +26,11 @@ class MultiDeviceSupport(Protocol):
 
     It is the evaluator's own: training its module changes what ``evaluator.get_weights()`` gives. With several devices
     it is pickled once per further device; each copy lives in a process of its own, computes the loss on its share of
-    the rows and takes the same updates. Like the weights, the optimizer's state must therefore be pickled with it.
+    the rows and takes the same updates. Like the weights, the optimizer's state must therefore be pickled with it. If
+    the weights were set from outside meanwhile, new copies are made before the next pass.
+
+    Optional: ``get_progress()`` and ``set_progress(progress)``, for a loss or an update that follows a schedule. Before
+    each pass the copies are given what the original has; one that was behind would take other updates.
 
     Attributes:
         columns: names of the batch columns the loss reads; nothing else is copied. ``next_obs`` may be one.

@@ -97,9 +97,10 @@ class MultiGPUOptimizer(PolicyOptimizer):
     def _collect(self) -> list[SampleBatch]:
         batches: list[SampleBatch] = []
         rows = 0
-        while not batches or rows < self.settings.train_batch_size:
+        while rows < max(1, self.settings.train_batch_size):
             for batch in self.evaluators.sample_round():
-                batches.append(batch)
+                if batch.count:
+                    batches.append(batch)
                 rows += batch.count
                 self.num_steps_sampled += batch.count
         for name in self.settings.standardize_fields:

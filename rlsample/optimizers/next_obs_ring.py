@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlsample import tree
+from rlsample.errors import ConfigError
 from rlsample.sample_batch import NEXT_OBS, OBS, NextObs, SampleBatch
 from rlsample.tree import Tree
 
@@ -29,7 +30,7 @@ class NextObsRing:
         self._last_row = np.zeros(0, np.int64)  # per extra: the last row, of all ever added, that uses it
         self._room = 0
         self._num_extra = 0  # ever added
-        self._oldest = 0  # extras before this one are not used any more
+        self._oldest = 0  # extras before this one are not used any more, nor are some after it
 
     @property
     def nbytes(self) -> int:
@@ -39,39 +40,51 @@ class NextObsRing:
 
     def add(self, batch: SampleBatch, first: int) -> None:
         """Takes the next observations of a batch, at most ``capacity`` rows, which become the rows number ``first``
-        and up of all ever added."""
-        count = batch.count
+        and up of all ever added.
+
+        Raises:
+            ConfigError: next observations of another shape or dtype than observations; nothing changed.
+        """
+        count, start = batch.count, first % self._capacity
         nxt = None if NEXT_OBS in batch.keys() else batch.next_obs_source  # noqa: SIM118
         if nxt is None or nxt.source is not None:
             nxt = NextObs(-1 - np.arange(count, dtype=np.int64), batch[NEXT_OBS])
-        others = (nxt.index <= np.arange(count)).nonzero()[0]
-        index = (nxt.index + first) % self._capacity
-        if len(others):
-            raw = nxt.index[others]
-            is_start = np.ones(len(raw), bool)  # rows of one n-step window share their last observation
-            np.not_equal(raw[1:], raw[:-1], out=is_start[1:])
-            starts = is_start.nonzero()[0]
-            stops = np.append(starts[1:], len(raw)) - 1 if len(starts) > 1 else np.array([len(raw) - 1])
-            index[others] = -self._num_extra - is_start.cumsum()
-            numbers = self._num_extra + np.arange(len(starts))
-            obs = NextObs(raw[starts], nxt.extra).gather(batch[OBS])
-            self._store(obs, numbers, first + others[stops], first + count - self._capacity)
-        start = first % self._capacity
+        apart = (nxt.index <= np.arange(count)).nonzero()[0]  # rows whose next observation is no later row's own
+        index = nxt.index + start
         whole = start + count <= self._capacity
+        if not whole:
+            index %= self._capacity
+        if len(apart):
+            if not tree.alike(nxt.extra, batch[OBS]):
+                forms = tree.row_form(nxt.extra), tree.row_form(batch[OBS])
+                raise ConfigError(f"replay: next_obs is {forms[0]} per row, and obs is {forms[1]}")
+            used, last_rows = nxt.index[apart], apart
+            index[apart] = -1 - self._num_extra
+            if len(apart) > 1:  # rows of one n-step window share their last observation
+                is_start = np.ones(len(used), bool)
+                np.not_equal(used[1:], used[:-1], out=is_start[1:])
+                index[apart] = -self._num_extra - is_start.cumsum()
+                last_rows = apart[np.append(is_start[1:], True)]
+                used = used[is_start]
+            obs = NextObs(used, nxt.extra).gather(batch[OBS]) if used.max() >= 0 else tree.gather(nxt.extra, -1 - used)
+            self._store(obs, first + last_rows, first + count - self._capacity)
         self._index[slice(start, start + count) if whole else np.arange(first, first + count) % self._capacity] = index
 
-    def _store(self, obs: Tree, numbers: np.ndarray, last_rows: np.ndarray, first_staying: int) -> None:
-        self._oldest = bisect.bisect_left(
-            range(self._num_extra),
-            first_staying,
-            lo=self._oldest,
-            key=lambda number: self._last_row[number % self._room],
-        )
-        end = int(numbers[-1]) + 1
+    def _store(self, obs: Tree, last_rows: np.ndarray, first_staying: int) -> None:
+        count, end = len(last_rows), self._num_extra + len(last_rows)
+        if end - self._oldest > self._room:
+            self._oldest = bisect.bisect_left(
+                range(self._num_extra),
+                first_staying,
+                lo=self._oldest,
+                key=lambda number: self._last_row[number % self._room],
+            )
         if end - self._oldest > self._room:
             self._grow(obs, end - self._oldest)
-        tree.assign(self._extra, numbers % self._room, obs)
-        self._last_row[numbers % self._room] = last_rows
+        at = self._num_extra % self._room
+        places = slice(at, at + count) if at + count <= self._room else np.arange(at, at + count) % self._room
+        tree.assign(self._extra, places, obs)
+        self._last_row[places] = last_rows
         self._num_extra = end
 
     def _grow(self, like: Tree, needed: int) -> None:

@@ -99,22 +99,22 @@ class ReplayBuffer:
             ConfigError: columns, shapes or dtypes other than the first batch's (named); nothing changed.
         """
         skipped = max(0, batch.count - self.capacity)
-        ids = np.arange(self.num_added + skipped, self.num_added + batch.count)
+        first, stop = self.num_added + skipped, self.num_added + batch.count
+        ids = np.arange(first, stop)
         if not batch.count:
             return ids
-        if not self._columns:
+        if not self.num_added:
             self._declare(batch)
-        self._check(batch)
         if skipped:
             batch = batch.slice(skipped, batch.count)
-        first = int(ids[0]) % self.capacity
-        whole = first + len(ids) <= self.capacity
-        rows = slice(first, first + len(ids)) if whole else ids % self.capacity
-        for name, column in self._columns.items():
-            tree.assign(column, rows, batch[name])
+        values = self._checked(batch)
         if self._next is not None:
-            self._next.add(batch, int(ids[0]))
-        self.num_added = int(ids[-1]) + 1
+            self._next.add(batch, first)
+        start, end = first % self.capacity, first % self.capacity + stop - first
+        rows = slice(start, end) if end <= self.capacity else ids % self.capacity
+        for column, new in zip(self._columns.values(), values, strict=True):
+            tree.assign(column, rows, new)
+        self.num_added = stop
         return ids
 
     def sample(self, num_rows: int) -> SampleBatch:
@@ -159,24 +159,24 @@ class ReplayBuffer:
         def allocate(leaf: np.ndarray) -> np.ndarray:
             return np.zeros((self.capacity, *leaf.shape[1:]), leaf.dtype)
 
-        if NEXT_OBS in batch:
-            if OBS not in self._names(batch):
-                raise ConfigError("replay with next observations needs the column 'obs'")
-            self._next = NextObsRing(self.capacity)
+        if NEXT_OBS in batch and OBS not in self._names(batch):
+            raise ConfigError("replay with next observations needs the column 'obs'")
+        self._next = NextObsRing(self.capacity) if NEXT_OBS in batch else None
         self._columns = {name: tree.map_tree(allocate, batch[name]) for name in self._names(batch)}
+        self._seen_names = ()
 
-    def _check(self, batch: SampleBatch) -> None:
-        names = (*batch, NEXT_OBS in batch)
+    def _checked(self, batch: SampleBatch) -> list[tree.Tree]:
+        """The batch's columns, in the order of the buffer's."""
+        names = (*batch.keys(), NEXT_OBS in batch)
         if names != self._seen_names:
             self._check_names(batch)
             self._seen_names = names
-        for name, column in self._columns.items():
-            if type(column) is np.ndarray and _alike(batch[name], column):
-                continue
-            got = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(batch[name])}
-            kept = {path: (leaf.shape[1:], leaf.dtype) for path, leaf in tree.flatten(column)}
-            if got != kept:
+        values = [batch[name] for name in self._columns]
+        for (name, column), new in zip(self._columns.items(), values, strict=True):
+            if not tree.alike(new, column):
+                got, kept = tree.row_form(new), tree.row_form(column)
                 raise ConfigError(f"replay: column {name!r} is {got} in this batch, and was {kept} in the first one")
+        return values
 
     def _check_names(self, batch: SampleBatch) -> None:
         odd = set(self._names(batch)) ^ set(self._columns)
@@ -224,10 +224,6 @@ class ReplayBuffer:
             self._next.set_state(state["next_obs"], num_added - num_rows)
         self.num_added = num_added
         self._rng.bit_generator.state = state["rng"]
-
-
-def _alike(values: tree.Tree, column: np.ndarray) -> bool:
-    return type(values) is np.ndarray and values.dtype == column.dtype and values.shape[1:] == column.shape[1:]
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

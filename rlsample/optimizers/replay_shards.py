@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,22 +87,32 @@ def replay_forever(
     shards: Sequence[ReplayShard],
     queue: BatchQueue,
     num_rows: int,
+    max_waiting: int,
     beta: Callable[[], float],
     timers: Timers,
 ) -> None:
-    """The work of the replay thread: one batch of each shard that is ready, in turn, whenever the queue has room.
+    """The work of the replay thread: batches of the shards that are ready, in turn, as long as the queue has room and
+    fewer than ``max_waiting`` of that shard wait in it.
 
     Raises:
         Stopped, LearnerError: the threads were stopped.
     """
-    number = 0
+
+    def next_shard() -> int | None:
+        """The shard to draw from, if there is one now; the condition is held."""
+        if len(queue) >= queue.capacity:
+            return None
+        waiting = Counter(batch.shard for batch in queue if isinstance(batch, ReplayedBatch))
+        in_turn = [(turn + i) % len(shards) for i in range(len(shards))]
+        return next((i for i in in_turn if shards[i].ready() and waiting[i] < max_waiting), None)
+
+    turn = 0
     while True:
         with threads.condition:
-            threads.wait_for(lambda: len(queue) < queue.capacity and any(shard.ready() for shard in shards))
-        while not shards[number % len(shards)].ready():
-            number += 1
-        index = number % len(shards)
-        number += 1
+            threads.wait_for(lambda: next_shard() is not None)
+            index = next_shard()
+        assert index is not None
+        turn = index + 1
         began = time.perf_counter()
         batch = shards[index].sample(num_rows, beta())
         timers.add("replay", time.perf_counter() - began)

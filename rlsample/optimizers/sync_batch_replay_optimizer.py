@@ -11,9 +11,9 @@ import numpy as np
 from rlsample.errors import ConfigError
 from rlsample.evaluation.evaluator_set import EvaluatorSet
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
-from rlsample.optimizers.sync_replay_optimizer import TD_ERRORS, check_at_least
+from rlsample.optimizers.sync_replay_optimizer import TD_ERRORS
 from rlsample.sample_batch import SampleBatch
-from rlsample.settings import option
+from rlsample.settings import check_at_least, option
 
 __all__ = ["SyncBatchReplayOptimizer", "SyncBatchReplaySettings"]
 
@@ -95,7 +95,9 @@ class SyncBatchReplayOptimizer(PolicyOptimizer):
             part = self._samples[int(self._rng.integers(self._num_added - len(self._samples), self._num_added))]
             parts.append(part)
             rows += part.count
-        return parts[0] if len(parts) == 1 else SampleBatch.concat(parts)
+        if len(parts) > 1:
+            return SampleBatch.concat(parts)
+        return parts[0].slice(0, rows)  # a batch of its own: the evaluator may add columns
 
     def stats(self) -> dict[str, float]:
         """Adds ``replay_rows``, in the buffer now, and ``evaluator_restarts``, of the whole run."""

@@ -16,9 +16,9 @@ from rlsample.optimizers.learner_stats import mean_stats
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
 from rlsample.optimizers.replay_buffer import REPLAY_ID, PrioritizedReplayBuffer, PrioritySettings, ReplayBuffer
 from rlsample.sample_batch import SampleBatch
-from rlsample.settings import option
+from rlsample.settings import check_at_least, option
 
-__all__ = ["TD_ERRORS", "ReplaySettings", "SyncReplayOptimizer", "SyncReplaySettings", "check_at_least", "make_buffer"]
+__all__ = ["TD_ERRORS", "ReplaySettings", "SyncReplayOptimizer", "SyncReplaySettings", "make_buffer"]
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,6 @@ class SyncReplaySettings(ReplaySettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least(self, {"updates_per_step": 1})
-
-
-def check_at_least(settings: Any, least: Mapping[str, int]) -> None:
-    """ConfigError for a field below its least value."""
-    for name, smallest in least.items():
-        if getattr(settings, name) < smallest:
-            raise ConfigError(f"{name} must be at least {smallest}, not {getattr(settings, name)}")
 
 
 def make_buffer(settings: ReplaySettings, seed: Any, buffer_size: int | None = None) -> ReplayBuffer:
@@ -170,6 +163,6 @@ class SyncReplayOptimizer(PolicyOptimizer):
         return {**super().save(), "buffer": self.buffer.get_state() if stored else None}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
         if state["buffer"] is not None:
             self.buffer.set_state(state["buffer"])
+        super().restore(state)

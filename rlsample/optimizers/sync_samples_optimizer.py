@@ -71,9 +71,10 @@ class SyncSamplesOptimizer(PolicyOptimizer):
     def _collect(self) -> SampleBatch:
         parts: list[SampleBatch] = []
         rows = 0
-        while not parts or rows < self.settings.train_batch_size:
+        while rows < max(1, self.settings.train_batch_size):
             for batch in self.evaluators.sample_round():
-                parts.append(batch)
+                if batch.count:
+                    parts.append(batch)
                 rows += batch.count
                 self.num_steps_sampled += batch.count
         return parts[0] if len(parts) == 1 else SampleBatch.concat(parts)

@@ -61,6 +61,14 @@ class PolicySupport:
         """
         self.policy._update()
 
+    def get_progress(self) -> int:
+        """The env steps that schedules go by."""
+        return self.policy._env_steps
+
+    def set_progress(self, env_steps: int) -> None:
+        """Sets them, and what follows from them."""
+        self.policy.set_progress(env_steps)
+
     def to(self, device: str) -> PolicySupport:
         """Itself if the policy is there, else a copy on that device."""
         if torch.device(device) == self.device:

@@ -336,6 +336,17 @@ def test_a_shared_value_stays_while_a_worker_has_it(engine: ProcessEngine, make_
         assert set(keeps.call("give_kept").result(20)["w"].tolist()) == {-1}
 
 
+def test_a_shared_value_may_be_posted_again_while_it_is_there(engine: ProcessEngine, make_probe: Any):
+    worker = engine.create(make_probe)
+    for version in range(8):
+        shared = engine.share({"w": np.full(100_000, version)})
+        for _ in range(3):
+            worker.post("keep", shared)
+            assert int(worker.call("give_kept").result(20)["w"][-1]) == version
+        del shared
+    assert len(engine.pool.blocks) <= 3
+
+
 def test_a_small_shared_value_needs_no_block(engine: ProcessEngine):
     assert engine.share(np.zeros(10)).block is None
     assert SharedValue(np.zeros(10_000)).block is None
@@ -377,6 +388,34 @@ def test_close_while_workers_are_blocked_on_full_sockets(make_probe: Any):
     started = time.monotonic()
     engine.close()
     assert time.monotonic() - started < 5
+
+
+def test_close_while_a_thread_cannot_get_rid_of_its_calls(make_probe: Any, tmp_path: Path):
+    """The worker is busy for longer than close() may take, and its socket is full."""
+    engine = ProcessEngine(QUICK)
+    worker = engine.create(make_probe)
+    busy = worker.call("announce_and_block", str(tmp_path / "announced"), str(tmp_path / "never"))
+    wait_until(tmp_path / "announced")
+    futures: list[Any] = []
+
+    def call_on() -> None:
+        while not futures or not futures[-1].is_set():
+            futures.append(worker.call("echo", np.zeros(2_500)))
+
+    thread = threading.Thread(target=call_on)
+    thread.start()
+    seen = -1
+    while len(futures) != seen:  # until a call is stuck
+        seen = len(futures)
+        time.sleep(0.2)
+    started = time.monotonic()
+    engine.close()
+    assert time.monotonic() - started < 5
+    thread.join(5)
+    assert not thread.is_alive()
+    for future in [busy, *futures]:
+        with pytest.raises(WorkerDiedError, match="was closed"):
+            future.result(0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,11 @@ from rlsample.errors import ConfigError, LearnerError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
 from rlsample.optimizers import AsyncReplayOptimizer, AsyncReplaySettings
 from rlsample.optimizers.async_replay_optimizer import worker_epsilon
+from rlsample.optimizers.background import BackgroundThreads, Timers
+from rlsample.optimizers.batch_queue import BatchQueue
+from rlsample.optimizers.replay_shards import replay_forever
 from rlsample.policy import DQNPolicy, DQNSettings, ModelSettings
+from rlsample.sample_batch import SampleBatch
 from rlsample.testing.optimizer_rules import OPTIMIZER_RULES, check_optimizer
 from rlsample.testing.row_evaluator import RowEvaluator
 
@@ -260,3 +264,30 @@ def test_impossible_settings(options):
         AsyncReplaySettings(**options)
     with pytest.raises(ConfigError, match="shards"):
         AsyncReplaySettings(buffer_size=3, learning_starts=1, num_replay_buffer_shards=4)
+
+
+@pytest.mark.parametrize(
+    ("ready", "waiting"), [((True, False), [2, 0]), ((True, True), [2, 2]), ((False, True), [0, 2])]
+)
+def test_no_more_batches_of_a_shard_wait_than_may(ready, waiting):
+    class Shard:
+        def __init__(self, is_ready):
+            self.ready = lambda: is_ready
+
+        def sample(self, num_rows, beta):
+            return SampleBatch({"id": np.zeros(num_rows)})
+
+    threads = BackgroundThreads()
+    queue = BatchQueue(threads, 100)
+    shards = [Shard(one) for one in ready]
+    threads.start("replay", lambda: replay_forever(threads, shards, queue, 8, 2, lambda: 0.4, Timers()))
+    try:
+        with threads.condition:
+            assert threads.wait_for(lambda: len(queue) >= sum(waiting), 10)
+            assert not threads.wait_for(lambda: len(queue) > sum(waiting), 0.2)
+            assert [sum(batch.shard == i for batch in queue) for i in range(2)] == waiting
+        queue.take()
+        with threads.condition:
+            assert threads.wait_for(lambda: len(queue) == sum(waiting), 10)
+    finally:
+        threads.close()

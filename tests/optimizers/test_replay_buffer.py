@@ -208,3 +208,23 @@ def test_a_shared_next_observation_stays_until_its_last_row_leaves():
         buffer.add(part)
         newest = np.arange(buffer.num_added - len(buffer), buffer.num_added)
         assert literal_rows(buffer.take(newest)) == literal[-49:]
+
+
+def test_next_observations_of_another_form_change_nothing():
+    buffer = ReplayBuffer(4)
+    obs = np.arange(8, dtype=np.float32).reshape(4, 2)
+    bad = [np.zeros((4, 3), np.float32), np.zeros((4, 2)), (np.zeros((4, 2), np.float32),)]
+    for next_obs in bad:  # as the first batch too
+        with pytest.raises(ConfigError, match="next_obs"):
+            buffer.add(SampleBatch({"obs": obs, "next_obs": next_obs}))
+    assert buffer.num_added == 0
+    buffer.add(SampleBatch({"obs": obs, "next_obs": obs + 1}))
+    for next_obs in bad:
+        with pytest.raises(ConfigError, match="next_obs"):
+            buffer.add(SampleBatch({"obs": -obs, "next_obs": next_obs}))
+        with pytest.raises(ConfigError, match="next_obs"):
+            buffer.add(SampleBatch({"obs": -obs}, NextObs(np.array([1, 2, 3, -1]), next_obs)))
+    assert buffer.num_added == 4
+    kept = buffer.take(np.arange(4))
+    assert kept["obs"].tolist() == obs.tolist()
+    assert kept["next_obs"].tolist() == (obs + 1).tolist()
