@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import collections
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from rlsample.serving.http_errors import HttpError
 from rlsample.serving.wire import encode
@@ -44,6 +45,20 @@ class KeptAnswer:
         if self.done is None:
             self.done = asyncio.get_running_loop().create_future()
         return await asyncio.shield(self.done)
+
+    def tell(self, reply: Callable[[Answer], None], refuse: Callable[[Any], Answer]) -> None:
+        """Calls ``reply`` with the answer as soon as it is there, or with what ``refuse`` makes of the error."""
+        if self.answer is not None:
+            reply(self.answer)
+            return
+        if self.done is None:
+            self.done = asyncio.get_running_loop().create_future()
+
+        def pass_on(done: asyncio.Future[Answer]) -> None:
+            error = done.exception()
+            reply(done.result() if error is None else refuse(error))
+
+        self.done.add_done_callback(pass_on)
 
 
 class AnswerBook:

@@ -5,23 +5,24 @@ Calls on episodes are dispatched by hand, as each action passes here; everything
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Any
 
+from rlsample.serving.action_calls import MEDIA, ActionCalls, decoded
 from rlsample.serving.answers import Answer, AnswerBook, error_answer
 from rlsample.serving.call_bodies import DECODERS
 from rlsample.serving.episode_calls import EpisodeCalls
 from rlsample.serving.fragments import log_fragment
 from rlsample.serving.http_errors import HttpError
 from rlsample.serving.request_gate import Headers, RequestGate
-from rlsample.serving.wire import JSON, WireError, encode
+from rlsample.serving.wire import JSON, encode
 
 __all__ = ["EPISODE_VERBS", "FLAT_CALLS", "ServingApp"]
 
 log = logging.getLogger(__name__)
 
-_MEDIA = {media_type: media_type.encode() for media_type in DECODERS}
 _EPISODES = "/v1/episodes/"
 EPISODE_VERBS = ("action", "log_action", "returns", "end")
 FLAT_CALLS = {"/v1/episodes": "start", "/v1/actions": "actions", "/v1/act": "act", "/v1/fragments": "fragments"}
@@ -51,6 +52,7 @@ class ServingApp:
         self.calls, self.gate, self.metrics = calls, gate, calls.metrics
         self._act, self._others, self._is_public = act, others, is_public
         self._answers = AnswerBook(_KEPT_STARTS)
+        self._actions = ActionCalls(calls, self._book, self._refuse)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers one request."""
@@ -74,12 +76,8 @@ class ServingApp:
                 answer = await self._call(verb, episode_id, headers, await self.gate.body(headers, receive))
             else:
                 raise HttpError("method", f"{path} takes POST")
-        except HttpError as e:
-            answer = self._refuse(e, headers)
         except Exception as e:
-            log.exception("a request failed in the server")
-            message = f"the server failed: {type(e).__name__}; its log says more"
-            answer = self._refuse(HttpError("policy_failed", message), headers)
+            answer = self._refusal_of(e, headers)
         self.metrics.requests += 1
         if answer is None:
             await self._others(scope, receive, send)
@@ -89,21 +87,51 @@ class ServingApp:
     async def one_too_many(self, scope: Any, receive: Any, send: Any) -> None:
         """Answers the request of a connection that is more than there may be."""
         self.metrics.requests += 1
-        answer = self._refuse(HttpError("busy", "there are too many connections: come back later"), None)
+        answer = self._refuse(HttpError("busy", "there are too many connections: come back later"), JSON)
         await _send(answer._replace(headers=(*answer.headers, (b"connection", b"close"))), send)
 
-    def _refuse(self, error: HttpError, headers: Headers | None) -> Answer:
+    def lets_in(self, raw_headers: list[tuple[bytes, bytes]]) -> Headers | None:
+        """The headers of a call on an episode; None where :meth:`__call__` would refuse it for them."""
+        try:
+            headers = Headers(raw_headers)
+            self.gate.require_host(headers)
+            self.gate.require_token(headers)
+        except HttpError:
+            return None
+        return headers if headers.length <= self.gate.max_body_bytes else None
+
+    def answer_action(
+        self, episode_id: str, scope: Any, headers: Headers, body: bytes, reply: Callable[[Answer], None]
+    ) -> None:
+        """Answers a call for an action as :meth:`__call__` does, without a task.
+
+        Args:
+            headers: that were let in.
+            reply: called once, now or later.
+        """
+        self.metrics.requests += 1
+        try:
+            self.gate.require_rate(scope)
+            self._actions.begin(episode_id, headers, body, reply)
+        except Exception as e:
+            reply(self._refusal_of(e, headers))
+
+    def _refusal_of(self, error: Exception, headers: Headers | None) -> Answer:
+        if not isinstance(error, HttpError):
+            log.error("a request failed in the server", exc_info=error)
+            message = f"the server failed: {type(error).__name__}; its log says more"
+            error = HttpError("policy_failed", message)
+        return self._refuse(error, headers.wanted if headers else JSON)
+
+    def _refuse(self, error: HttpError, wanted: str) -> Answer:
         self.metrics.rejected[error.code] += 1
-        return error_answer(error, headers.wanted if headers else JSON)
+        return error_answer(error, wanted)
 
     async def _call(self, verb: str, episode_id: str, headers: Headers, body: bytes) -> Answer:
         """Runs a call, or finds the answer it had when it came before with the same key."""
-        if headers.sent is None:
-            raise HttpError("media_type", "a body is application/json or application/msgpack")
-        try:
-            call = DECODERS[headers.sent][verb](body or _NOTHING[headers.sent])
-        except WireError as e:
-            raise HttpError("bad_value", str(e)) from None
+        if verb == "action":
+            return await self._action(episode_id, headers, body)
+        call = decoded(verb, headers, body)
         if headers.key is None or verb == "act":  # which books nothing
             return await self._run(verb, episode_id, call, headers.wanted)
         key, request = headers.key, (verb, episode_id, headers.sent, hash(body))
@@ -120,6 +148,16 @@ class ServingApp:
         book.finish(key, kept, answer)
         return answer
 
+    async def _action(self, episode_id: str, headers: Headers, body: bytes) -> Answer:
+        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+        def reply(answer: Answer) -> None:
+            if not answered.done():  # else its task was cancelled
+                answered.set_result(answer)
+
+        self._actions.begin(episode_id, headers, body, reply)
+        return await answered
+
     def _book(self, episode_id: str, key: str) -> AnswerBook:
         if not episode_id:
             return self._answers
@@ -130,32 +168,21 @@ class ServingApp:
 
     async def _run(self, verb: str, episode_id: str, call: Any, wanted: str) -> Answer:
         calls = self.calls
-        if verb == "action":
-            episode = calls.find(episode_id)
-            waiter = calls.ask(episode, call)
-            t = episode.t
-            await waiter.done
-            (action,) = calls.settle(waiter)
-            if wanted == JSON and action.__class__ is int:
-                body = b'{"action":%d,"policy_version":%d,"t":%d}' % (action, waiter.version, t)
-            else:
-                body = encode({"action": action, "policy_version": waiter.version, "t": t}, wanted)
-            return Answer(200, _MEDIA[wanted], body)
         if verb == "actions":
             waiter = calls.ask_many(call)
             await waiter.done
             actions = calls.stacked(calls.settle(waiter))
             found = {"actions": actions, "policy_version": waiter.version}
-            return Answer(200, _MEDIA[wanted], encode(found, wanted))
+            return Answer(200, MEDIA[wanted], encode(found, wanted))
         if verb == "start":
-            return Answer(201, _MEDIA[wanted], encode({"episode_id": await calls.start(call)}, wanted))
+            return Answer(201, MEDIA[wanted], encode({"episode_id": await calls.start(call)}, wanted))
         if verb == "act":
-            return Answer(200, _MEDIA[wanted], encode(self._act(call.obs), wanted))
+            return Answer(200, MEDIA[wanted], encode(self._act(call.obs), wanted))
         if verb == "fragments":
             found = log_fragment(calls, call)
-            return Answer(200, _MEDIA[wanted], encode(found, wanted))
+            return Answer(200, MEDIA[wanted], encode(found, wanted))
         getattr(calls, verb)(calls.find(episode_id), call)
-        return Answer(200, _MEDIA[wanted], _NOTHING[wanted])
+        return Answer(200, MEDIA[wanted], _NOTHING[wanted])
 
 
 def _home(verb: str, episode_id: str, call: Any) -> str:

@@ -15,7 +15,7 @@ from rlsample.env.serving import ServingEnv
 from rlsample.env.serving.lane_rows import MAX_REWARD
 from rlsample.errors import ServingError, SpaceError
 from rlsample.serving.http_errors import HttpError
-from rlsample.serving.open_episode import OpenEpisode, Waiter
+from rlsample.serving.open_episode import Done, OpenEpisode, Waiter
 from rlsample.serving.serving_metrics import ServingMetrics
 from rlsample.serving.space_codec import SpaceCodec, stack_actions
 from rlsample.serving.wire import WireError
@@ -26,7 +26,7 @@ _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
 _LONG_TURN_S = 0.005  # the loop takes no requests meanwhile
 _SOON_S = 0.001
 _PLACE_S = 1.0
-_TURNS_ELSEWHERE = 256  # after a long one
+_MOST_LONG_TURNS = 4  # in a row, that count: after one there are 3 turns elsewhere, after all 255
 _ENDED = 1024  # latest ended episodes whose answers are kept for a retry
 
 
@@ -62,7 +62,7 @@ class EpisodeCalls:
         self._mail: collections.deque[tuple[Waiter, int, Any, int]] = collections.deque()
         self._mail_announced = False
         self._turn_comes = False
-        self._turns_elsewhere = 0
+        self._turns_elsewhere = self._long_turns = 0
 
     # ------------------------------------------------------------------ the calls
 
@@ -107,17 +107,17 @@ class EpisodeCalls:
             message = str(e)
         raise HttpError("unknown_episode", message)
 
-    def ask(self, episode: OpenEpisode, call: Any) -> Waiter:
-        """Poses the question of an action call. Await ``done`` of what it returns, then :meth:`settle` it."""
+    def ask(self, episode: OpenEpisode, call: Any, done: Done) -> Waiter:
+        """Poses the question of an action call. When ``done`` is done, :meth:`settle` what this returns."""
         self.require_turn(episode, call.t)
         self._require_room()
         obs = self.checked(self.codec.obs, call.obs)
         if call.reward is not None:
             self.add_reward(episode, call.reward)
-        return self._pose([episode], [obs])
+        return self._pose([episode], [obs], done)
 
     def ask_many(self, call: Any) -> Waiter:
-        """Poses the questions of a batched call, all or none."""
+        """Poses the questions of a batched call, all or none. Await ``done`` of what it returns, then settle it."""
         ids, rewards = call.episode_ids, call.rewards
         if not ids or len(set(ids)) != len(ids):
             raise HttpError("bad_value", f"episode_ids must be distinct and at least one, got {len(ids)} of them")
@@ -134,7 +134,7 @@ class EpisodeCalls:
                 self._require_reward(episode, reward)
             for episode, reward in zip(episodes, rewards, strict=True):
                 self.add_reward(episode, reward)
-        return self._pose(episodes, rows)
+        return self._pose(episodes, rows, self.loop.create_future())
 
     def log_action(self, episode: OpenEpisode, call: Any) -> None:
         """Books an action chosen elsewhere."""
@@ -220,8 +220,8 @@ class EpisodeCalls:
 
     # ------------------------------------------------------------------ answers
 
-    def _pose(self, episodes: list[OpenEpisode], rows: list[Any]) -> Waiter:
-        waiter = Waiter(episodes, self.loop.create_future(), time.perf_counter())
+    def _pose(self, episodes: list[OpenEpisode], rows: list[Any], done: Done) -> Waiter:
+        waiter = Waiter(episodes, done, time.perf_counter())
         self.waiting.add(waiter)
         for index, (episode, obs) in enumerate(zip(episodes, rows, strict=True)):
             try:
@@ -252,8 +252,10 @@ class EpisodeCalls:
         if not done:
             self._turn_comes = True
             self.loop.call_later(_SOON_S, self._turn)
-        elif time.perf_counter() - started > _LONG_TURN_S:
-            self._turns_elsewhere = _TURNS_ELSEWHERE
+        else:
+            took_long = time.perf_counter() - started > _LONG_TURN_S
+            self._long_turns = min(self._long_turns + 1, _MOST_LONG_TURNS) if took_long else 0
+            self._turns_elsewhere = 4**self._long_turns - 1
 
     def settle(self, waiter: Waiter) -> list[Any]:
         """The actions of a request whose ``done`` is done.

@@ -56,14 +56,13 @@ class SpaceCodec:
     def _vector(self, values: list[Any]) -> np.ndarray | None:
         """The usual observation, quickly; None where a closer look is needed."""
         try:
-            array = np.array(values)
-        except (ValueError, OverflowError):
+            total, low, high = sum(values), min(values), max(values)  # TypeError: not all are numbers
+            is_plain = total < math.inf and low > -_SAFE and high < _SAFE  # a NaN would be in the sum
+            if not is_plain or len(values) != self._length or values[0].__class__ is bool:
+                return None
+            return np.array(values, self._dtype)
+        except (TypeError, ValueError, OverflowError):
             return None
-        if array.dtype.kind not in "fi" or array.shape != (self._length,):
-            return None
-        if min(values) <= -_SAFE or max(values) >= _SAFE or not sum(values) < math.inf:  # a NaN would be in the sum
-            return None
-        return array.astype(self._dtype)
 
     def obs_batch(self, value: Any, num_rows: int) -> Tree:
         """Observations as a tree [num_rows, ...]. Raises as :meth:`obs`."""
