@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import math
 from typing import Any
 
 import numpy as np
 
 from rlsample.algorithms.presets import find_algorithm
-from rlsample.algorithms.run_config import RunConfig
+from rlsample.algorithms.run_config import RunConfig, env_name
 from rlsample.engine.process_engine import ProcessEngine
 from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
@@ -19,10 +20,13 @@ from rlsample.evaluation.evaluator_server import MAX_WORKERS
 from rlsample.offline.log_writer import LogWriter
 from rlsample.offline.run_ends import InputJudge, make_input
 from rlsample.optimizers.sync_replay_optimizer import ReplaySettings
+from rlsample.policy.random_policy import RandomPolicy
 
-__all__ = ["build_evaluator", "build_evaluators", "child_seed", "make_judge"]
+__all__ = ["build_evaluator", "build_evaluators", "child_seed", "fit_images", "make_judge"]
 
 log = logging.getLogger(__name__)
+
+_ROWS_AT_ONCE = 1000  # of random play for image_norm_steps
 
 
 def build_evaluator(config: RunConfig, **changes: Any) -> CommonPolicyEvaluator:
@@ -83,6 +87,27 @@ def _check_logs(config: RunConfig) -> None:
             "the two policies are close. dqn learns from any rows",
             algo,
         )
+
+
+def fit_images(config: RunConfig, policy: Any) -> None:
+    """Plays ``image_norm_steps`` at random, on envs made for it, and gives the policy what was seen.
+
+    Raises:
+        ConfigError: the observations have no images, or the env is an object that cannot be made a second time.
+    """
+    model = getattr(config.policy, "model", None)
+    steps = 0 if model is None else model.image_norm_steps
+    if not steps:
+        return
+    env, slots = config.train.env, config.train.num_envs
+    if not isinstance(env, str) and not callable(env):
+        raise ConfigError(f"image_norm_steps plays on envs of its own: give an id or a factory, not {env_name(env)}")
+    length = math.ceil(min(steps, _ROWS_AT_ONCE) / slots)
+    seed = child_seed(config.train.seed, "images")
+    with CommonPolicyEvaluator(
+        env, RandomPolicy, num_envs=slots, rollout_fragment_length=length, seed=seed, **vars(config.envs)
+    ) as evaluator:
+        policy.fit_images(evaluator.sample()["obs"] for _ in range(math.ceil(steps / (length * slots))))
 
 
 def make_judge(config: RunConfig) -> InputJudge | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rlsample.algorithms.build import build_evaluators, child_seed, make_judge
+from rlsample.algorithms.build import build_evaluators, child_seed, fit_images, make_judge
 from rlsample.algorithms.presets import find_algorithm
 from rlsample.algorithms.run_config import RunConfig, configure, env_name
 from rlsample.algorithms.run_folder import RunFolder, find_run, load_state, read_config
@@ -96,6 +96,8 @@ class Trainer:
             assert isinstance(self.evaluators.local, CommonPolicyEvaluator)
             self.evaluator = self.evaluators.local
             self._algorithm = find_algorithm(config.train.algo)
+            if state is None:
+                fit_images(config, self.evaluator.policy)
             self._judge = make_judge(config)
             seed = child_seed(config.train.seed, "minibatches")
             self.optimizer = self._algorithm.make_optimizer(self.evaluators, config.learning, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,6 +268,11 @@ class DQNPolicy(TorchPolicy):
     def _sync_target(self) -> None:
         with torch.no_grad():
             self._target.values.copy_(self._parameters.values)
+
+    def fit_images(self, batches: Iterable[Tree]) -> None:
+        """For the target net too."""
+        super().fit_images(batches)
+        self._sync_target()
 
     # State
 

@@ -9,7 +9,9 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from rlsample.errors import ConfigError
 from rlsample.policy.distributions import ActionDistribution
+from rlsample.policy.image_norm import ImageNorm
 from rlsample.policy.model_settings import ModelSettings
 from rlsample.policy.obs_encoding import Encoded, ImageSpec, ObsEncoder
 
@@ -77,6 +79,12 @@ class ActorCritic(nn.Module):
         trunk = self.policy_trunk if self.value_trunk is None else self.value_trunk
         return self.value_head(trunk(encoded)).squeeze(1)
 
+    def image_norms(self) -> list[list[ImageNorm]]:
+        """Per trunk, the norm of each image; empty lists where images are not normalised."""
+        trunks = (self.policy_trunk, self.value_trunk)
+        found = [trunk.norms for trunk in trunks if isinstance(trunk, ImageTrunk)]
+        return [[norm for norm in norms if isinstance(norm, ImageNorm)] for norms in found]
+
     def chains(self) -> Chains | None:
         """The layers, if there are only Linear and activation layers; else None."""
         if not isinstance(self.policy_trunk, FlatTrunk):
@@ -107,29 +115,34 @@ class FlatTrunk(nn.Module):
 
 
 class ImageTrunk(nn.Module):
-    """The convolutions of Mnih et al. 2015 (doi:10.1038/nature14236) for each image, joined with the flat vector.
+    """Convolutions and one Linear layer for each image, ReLU after each, joined with the flat vector.
 
-    32 filters of 8x8 stride 4, 64 of 4x4 stride 2, 64 of 3x3 stride 1, one Linear layer; ReLU after each. Pixels are
-    scaled to [0, 1] here, so that uint8 is what travels to the device.
+    By default the convolutions of Mnih et al. 2015 (doi:10.1038/nature14236): 32 filters of 8x8 stride 4, 64 of 4x4
+    stride 2, 64 of 3x3 stride 1. Pixels are scaled or normalised here, so that uint8 is what travels to the device.
+
+    Attributes:
+        norms: one per image where ``image_norm_steps`` is set, else none.
     """
 
-    def __init__(self, images: tuple[ImageSpec, ...], features: int) -> None:
+    def __init__(self, images: tuple[ImageSpec, ...], settings: ModelSettings) -> None:
         super().__init__()
         self._specs = images
-        self.nets = nn.ModuleList(_nature_net(spec, features) for spec in images)
+        self.nets = nn.ModuleList(_conv_net(spec, settings) for spec in images)
+        self.norms = nn.ModuleList(ImageNorm(spec.shape) for spec in images if settings.image_norm_steps)
 
     def forward(self, encoded: Encoded) -> Tensor:
         parts = [encoded.flat] if encoded.flat.shape[1] else []
-        for spec, net, image in zip(self._specs, self.nets, encoded.images, strict=True):
+        for i, (spec, net, image) in enumerate(zip(self._specs, self.nets, encoded.images, strict=True)):
+            image = self.norms[i](image) if self.norms else image.float() * (1 / 255)
             if spec.channel_axis is None:
                 image = image[:, None]
             elif spec.channel_axis == -1:
                 image = image.permute(0, 3, 1, 2)
-            parts.append(net(image.float() * (1 / 255)))
+            parts.append(net(image))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
-def _nature_net(spec: ImageSpec, features: int) -> nn.Sequential:
+def _conv_net(spec: ImageSpec, settings: ModelSettings) -> nn.Sequential:
     if spec.channel_axis is None:
         channels, (height, width) = 1, spec.shape
     elif spec.channel_axis == -1:
@@ -138,18 +151,24 @@ def _nature_net(spec: ImageSpec, features: int) -> nn.Sequential:
         channels, height, width = spec.shape
     gain = 2**0.5
     modules: list[nn.Module] = []
-    for filters, kernel, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+    numbers = settings.conv_filters
+    for filters, kernel, stride in zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True):
+        if kernel > min(height, width):
+            raise ConfigError(
+                f"conv_filters {numbers}: a kernel of {kernel}x{kernel} does not fit the {height}x{width} that are "
+                f"left of an image of shape {spec.shape}"
+            )
         modules += [_orthogonal(nn.Conv2d(channels, filters, kernel, stride), gain), nn.ReLU()]
         channels, height, width = filters, (height - kernel) // stride + 1, (width - kernel) // stride + 1
-    size = channels * height * width
-    return nn.Sequential(*modules, nn.Flatten(), _orthogonal(nn.Linear(size, features), gain), nn.ReLU())
+    last = nn.Linear(channels * height * width, settings.image_features)
+    return nn.Sequential(*modules, nn.Flatten(), _orthogonal(last, gain), nn.ReLU())
 
 
 def _make_trunk(encoder: ObsEncoder, settings: ModelSettings) -> tuple[FlatTrunk | ImageTrunk, int]:
     """The trunk and the width of its features."""
     if encoder.images:
         width = encoder.flat_width + len(encoder.images) * settings.image_features
-        return ImageTrunk(encoder.images, settings.image_features), width
+        return ImageTrunk(encoder.images, settings), width
     trunk = FlatTrunk(encoder.flat_width, settings.hidden, settings.activation)
     return trunk, settings.hidden[-1] if settings.hidden else encoder.flat_width
 

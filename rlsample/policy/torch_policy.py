@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -16,6 +16,7 @@ from torch import Tensor
 from rlsample.errors import ConfigError, SpaceError
 from rlsample.policy.distributions import make_distribution
 from rlsample.policy.flat_parameters import FlatParameters
+from rlsample.policy.image_norm import PixelStatistics
 from rlsample.policy.model_passes import ChainPass, ModelPass, TorchPass
 from rlsample.policy.models import ActorCritic, Chains
 from rlsample.policy.noise import NoiseStream
@@ -276,6 +277,27 @@ class TorchPolicy(Policy):
         if schedule == "constant":
             return 1.0
         return max(0.0, 1.0 - self._env_steps / self.settings.schedule_steps)
+
+    def fit_images(self, batches: Iterable[Tree]) -> None:
+        """Takes the mean and spread of pixels from observations (trees [K, ...]), for ``image_norm_steps``.
+
+        To be called before learning: what was learnt fits the old ones. The version stays.
+
+        Raises:
+            ConfigError: the model normalises no images, or there are no rows; nothing changed.
+        """
+        trunks = self.model.image_norms() if hasattr(self.model, "image_norms") else []
+        if not any(trunks):
+            raise ConfigError("image_norm_steps needs images in the observations, and a model that normalises them")
+        statistics = [PixelStatistics() for _ in self._encoder.images]
+        for obs in batches:
+            for pixels, images in zip(statistics, self._encoder.encode(obs).images, strict=True):
+                pixels.add(images)
+        results = [pixels.result() for pixels in statistics]
+        with self._lock:
+            for norms in trunks:
+                for norm, (mean, deviation) in zip(norms, results, strict=True):
+                    norm.set(mean, deviation)
 
     # Weights and state
 

@@ -76,6 +76,20 @@ def test_images_go_through_convolutions_with_pixels_scaled_to_one():
     torch.testing.assert_close(seen[0], torch.from_numpy(obs["eye"]).permute(0, 3, 1, 2) / 255)
 
 
+def test_convolutions_are_those_of_the_option():
+    _, model = build(Box(0, 255, (4, 42, 36), np.uint8), image_features=8, conv_filters=[5, 4, 2, 6, 3, 3])
+    first, _, second, _, _, last, _ = model.policy_trunk.nets[0]
+    assert first.weight.shape == (5, 4, 4, 4)
+    assert (first.stride, second.stride) == ((2, 2), (3, 3))
+    assert second.weight.shape == (6, 5, 3, 3)
+    assert last.weight.shape == (8, 6 * 6 * 5)  # 42x36 -> 20x17 -> 6x5
+
+
+def test_convolutions_that_do_not_fit_are_named():
+    with pytest.raises(ConfigError, match="kernel of 6x6 does not fit the 5x5 that are left of an image of shape"):
+        build(Box(0, 255, (36, 36), np.uint8), conv_filters=(4, 8, 6, 4, 6, 1))
+
+
 def test_channels_first_and_last_are_the_same_net():
     first, model = build(Box(0, 255, (3, 40, 44), np.uint8), image_features=8)
     last, other = build(Box(0, 255, (40, 44, 3), np.uint8), image_features=8)
@@ -158,6 +172,9 @@ def test_conv_models_have_no_chains():
         ({"hidden": (64, 0)}, "layer width 0"),
         ({"hidden": (64.0,)}, "layer width 64.0"),
         ({"image_features": -1}, "layer width -1"),
+        ({"conv_filters": (32, 8)}, "filters, kernel and stride"),
+        ({"conv_filters": (32, 8, 0)}, "filters, kernel and stride"),
+        ({"image_norm_steps": -1}, "image_norm_steps must be 0 or more"),
     ],
 )
 def test_wrong_settings_are_named(options, message):
