@@ -116,9 +116,15 @@ def _require_int(name: str, value: Any, least: int) -> None:
 
 def atari_games() -> list[str]:
     """The ids of the games that are installed (``"ms_pacman"``), in order."""
+    return list(_installed())
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """ale-py reads and hashes each game's file to say so: once is enough."""
     from ale_py import roms
 
-    return sorted(rom for rom in roms.get_all_rom_ids() if roms.get_rom_path(rom) is not None)
+    return tuple(sorted(rom for rom in roms.get_all_rom_ids() if roms.get_rom_path(rom) is not None))
 
 
 def rom_id(task: str) -> str:

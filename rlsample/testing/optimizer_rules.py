@@ -252,6 +252,8 @@ def _check_error(rule: int, given: _Given, mishaps: Mishaps) -> str:
                 found = any(isinstance(link, FloatingPointError) and ERROR_TEXT in str(link) for link in chain)
                 _expect(rule, f"whether {chain} has FloatingPointError({ERROR_TEXT!r})", found, True)
                 break
+            if rule == 5 and run.optimizer.num_steps_trained and not run.rows_learned():
+                return "the loss was not computed by the evaluators"
         else:
             if rule == 5 and not run.rows_learned():
                 return "the loss was not computed by the evaluators"

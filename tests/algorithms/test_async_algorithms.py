@@ -12,21 +12,21 @@ SMALL = {"env": "CartPole-v1", "num_workers": 1, "num_envs": 2, "hidden": (16,),
 
 def test_impala_goes_on_from_its_checkpoint(tmp_path):
     out = str(tmp_path / "run")
-    first = train(algo="impala", max_steps=4000, out=out, **SMALL)
-    assert first.env_steps >= 4000
-    with Trainer.resume(out, max_steps=8000) as trainer:
+    first = train(algo="impala", max_steps=1500, out=out, **SMALL)
+    assert first.env_steps >= 1500
+    with Trainer.resume(out, max_steps=3000) as trainer:
         assert isinstance(trainer.optimizer, AsyncSamplesOptimizer)
         assert trainer.env_steps == first.env_steps
         updates = trainer.evaluator.policy.version
         assert updates > 1
         result = trainer.step()
         assert result["train/n_updates"] > updates
-        assert trainer.run().env_steps >= 8000
+        assert trainer.run().env_steps >= 3000
 
 
 def test_what_the_optimizer_says_of_itself_is_logged(tmp_path):
     out = tmp_path / "run"
-    train(algo="impala", max_steps=4000, out=str(out), **SMALL)
+    train(algo="impala", max_steps=1500, out=str(out), **SMALL)
     rows = read_csv(out / "progress.csv")
     for name in ("policy_lag_mean", "learner_queue_size_mean", "num_dropped_rows", "learner_wait_share", "compute_s"):
         assert rows[-1][f"optimizer/{name}"] is not None, name
@@ -38,7 +38,7 @@ def test_what_the_optimizer_says_of_itself_is_logged(tmp_path):
 
 @pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
 def test_appo_with_loaders(devices):
-    result = train(algo="appo", max_steps=3000, num_data_loader_buffers=2, devices=devices, **SMALL)
+    result = train(algo="appo", max_steps=1000, num_data_loader_buffers=2, devices=devices, **SMALL)
     assert result.stopped_by == "max_steps"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 
 import numpy as np
@@ -49,22 +50,20 @@ def test_workers_sample_for_the_local_evaluator_and_a_killed_one_is_replaced():
 
 
 def test_a_resumed_run_goes_on_bit_for_bit_with_all_workers(tmp_path):
-    weights = []
-    for stops in ([6], [3, 6]):
-        out = tmp_path / str(len(stops))
-        trainer = Trainer(
-            configure(algo="ppo", num_workers=2, out=str(out), seed=4, observation_filter="MeanStdFilter", **SMALL)
-        )
-        for stop in stops:
-            with trainer:
-                while trainer.iteration < stop:
-                    trainer.step()
-                trainer.save()
-                found = trainer.evaluator.get_weights(), trainer.evaluator.filter.get_state()
-            if stop != stops[-1]:
-                trainer = Trainer.resume(out)
-        weights.append(found)
-    (once, filter_once), (twice, filter_twice) = weights
+    def steps_until(trainer, iteration):
+        while trainer.iteration < iteration:
+            trainer.step()
+        return trainer.evaluator.get_weights(), trainer.evaluator.filter.get_state()
+
+    run, options = tmp_path / "run", {"seed": 4, "observation_filter": "MeanStdFilter", **SMALL}
+    with Trainer(configure(algo="ppo", num_workers=2, out=str(run), **options)) as trainer:
+        steps_until(trainer, 3)
+        trainer.save()
+        shutil.copytree(run, tmp_path / "saved")
+        once, filter_once = steps_until(trainer, 6)
+    with Trainer.resume(tmp_path / "saved") as trainer:
+        assert trainer.iteration == 3
+        twice, filter_twice = steps_until(trainer, 6)
     assert all((once[name] == twice[name]).all() for name in once)
     assert filter_once["count"] == filter_twice["count"] > 200
     np.testing.assert_array_equal(filter_once["mean"], filter_twice["mean"])

@@ -75,10 +75,11 @@ def test_cartpole_10_000_steps():
     assert episodes > 300
 
 
-def test_trees_10_000_steps():
-    steps, episodes = same_games(Seeded, 25, 10_000)
-    assert steps == 10_000
-    assert episodes > 1000
+@pytest.mark.parametrize("num_steps", [3000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_trees(num_steps):
+    steps, episodes = same_games(Seeded, 25, num_steps)
+    assert steps == num_steps
+    assert episodes > num_steps / 10
 
 
 @pytest.mark.parametrize("pool", [{}, {"reset_ahead": False}, {"num_workers": 1}, {"num_workers": 7}])
