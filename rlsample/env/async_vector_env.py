@@ -21,10 +21,11 @@ from rlsample.env.pool.row_reader import reorder
 from rlsample.env.pool.shared_block import NEED, RESET, STEP
 from rlsample.env.pool.slot_requests import SlotRequests
 from rlsample.env.pool.wakeups import fence
+from rlsample.env.pool.worker_death import Death
 from rlsample.env.pool.worker_team import WorkerTeam
-from rlsample.env.slot_states import NEW, WAITING, SlotStates
+from rlsample.env.slot_states import NEW, SlotStates
 from rlsample.env.spaces import ActionCodec
-from rlsample.errors import EnvClosedError
+from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError
 from rlsample.tree import Tree
 
 __all__ = ["AsyncVectorEnv"]
@@ -82,6 +83,8 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         # a signal handler may close the pool in the thread that polls it, hence the R
         self._lock, self._polling = threading.RLock(), threading.RLock()
         settings = settings or EnvSettings()
+        if num_envs < 1:
+            raise ConfigError(f"num_envs must be at least 1, got {num_envs!r}")
         self.num_envs = num_envs
         self.pool = pool = PoolSettings.of(pool or {})
         self.ordered = pool.is_ordered(num_envs)
@@ -313,9 +316,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         for w in self._team.waiter.wait(0.0):
             self._hear(w)
         for w in self._team.hung(now):
-            self._team.kill(w)
-            how = f"took more than step_timeout_s={self.pool.step_timeout_s:g} and was killed"
-            self._requests.worker_died(self._team.bury(w, how))
+            self._requests.worker_died(self._team.bury_hung(w))
 
     def _require_open(self) -> None:
         if self._closed:
@@ -328,39 +329,58 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
         Raises:
             EnvFailedError: an env raised, or its worker is dead.
+            EnvClosedError: the env is closed, or was closed meanwhile.
         """
         with self._lock:
             self._require_open()
             workers = range(self.num_workers)
-            return [value for w in workers for value in self._team.ask(w, "call", name, args, kwargs)]
+            return [value for w in workers for value in self._ask(w, "call", name, args, kwargs)]
 
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Sets an attribute of every env; ``values`` has one per slot."""
         with self._lock:
             self._require_open()
             for w, slots in enumerate(self._team.slots):
-                self._team.ask(w, "set_attr", name, [values[slot] for slot in slots])
+                self._ask(w, "set_attr", name, [values[slot] for slot in slots])
 
     def reset_with(
         self, env_ids: np.ndarray, seeds: list[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> StepBatch:
-        """Resets slots that wait for an action or have ended, now, with seeds and options for the envs.
+        """Resets slots that are new, wait for an action or have ended, now, with seeds and options for the envs.
 
         Returns:
-            The first observations, in the order asked; a reset that raised is in ``failures``.
+            The first observations, in the order asked; a reset that raised, or whose worker died, is in ``failures``.
         """
         with self._lock:
             self._require_open()
-            if (self._states.code == NEW).all():
-                self._states.code.fill(WAITING)
-            ids = self._states.require_resettable(env_ids)
+            ids = self._states.require_startable(env_ids)
             slots = ids.tolist()
             for w, mine in enumerate(self._team.slots):
                 at = [k for k, slot in enumerate(slots) if slot in mine]
-                if at:
-                    rows = [slots[k] - mine.start for k in at]
-                    self._team.ask(w, "reset", rows, None if seeds is None else [seeds[k] for k in at], options)
-            return self._requests.reread(ids)
+                if not at or not self._team.is_up(w):
+                    continue
+                rows = [slots[k] - mine.start for k in at]
+                try:
+                    self._ask(w, "reset", rows, None if seeds is None else [seeds[k] for k in at], options)
+                except EnvFailedError:
+                    if self._team.is_up(w):
+                        raise
+            failures = self._requests.fail_lost(ids)
+            living = np.array([slot for slot in slots if slot not in failures], np.int64)
+            batch = self._requests.reread(living)
+            return batch._replace(failures={**batch.failures, **failures}) if failures else batch
+
+    def _ask(self, w: int, *message: Any) -> Any:
+        """What a worker answers; an EnvFailedError, and its slots have failed, if it is dead."""
+        try:
+            answer = self._team.ask(w, lambda: self._closed, *message)
+        except Exception:
+            self._raise_if_torn_down()
+            raise
+        if isinstance(answer, Death):
+            self._requests.worker_died(answer)
+            raise answer.failure(max(answer.slot, self._team.slots[w].start), None)
+        return answer
 
 
 def _groups(slots: list[range], count: int) -> list[list[int]]:

@@ -14,6 +14,7 @@ __all__ = ["EnvSettings"]
 
 _VECTORIZE = ("auto", "loop", "native")
 _BACKENDS = ("inline", "process")
+_MAX_BACKOFF_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,9 @@ class EnvSettings:
     env_config: Mapping[str, Any] = option({}, "keyword arguments of a gym id or env class; ctx.config of a factory")
     allow_nonfinite: bool = option(False, "let NaN and inf in observations and rewards pass")
     max_restarts: int = option(0, "times each slot's env may be replaced after it failed")
-    restart_backoff_s: float = option(0.1, "seconds before a slot's first restart; doubles with each further one")
+    restart_backoff_s: float = option(
+        0.1, "seconds before a slot's first restart; doubles with each further one, to 60 at most"
+    )
     backend: str = option("inline", "where the envs run: inline, in the calling thread; process: on worker processes")
     pool: Mapping[str, Any] = option({}, "options of the worker processes: num_workers, batch_size, ordered, ...")
 
@@ -52,3 +55,7 @@ class EnvSettings:
         if self.pool and self.backend != "process":
             raise ConfigError(f"pool options ({', '.join(self.pool)}) need backend='process'")
         PoolSettings.of(self.pool)
+
+    def back_off_s(self, restarts: int) -> float:
+        """Seconds before a slot's next restart, after so many of them: at most a minute."""
+        return min(self.restart_backoff_s * 2.0 ** min(restarts, 60), _MAX_BACKOFF_S)

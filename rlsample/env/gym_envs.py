@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import time
@@ -14,7 +15,7 @@ import numpy as np
 
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
-from rlsample.env.gym_wrappers import bad_result, peel
+from rlsample.env.gym_wrappers import all_bools, all_dicts, bad_result, coerce_flags, coerce_info, peel
 from rlsample.env.quick_contains import quicken
 from rlsample.env.saved_state import pickled
 from rlsample.env.slot_failures import not_finite, raised
@@ -123,8 +124,7 @@ class GymEnvs(BaseEnv):
                     self._close_envs()
 
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
-        if self._closed:
-            raise EnvClosedError("the env is closed")
+        self._require_open()
         ids = self._states.require_waiting(env_ids)
         split = self._codec.check_and_split(actions, ids)
         if ids is self.all_ids:
@@ -152,11 +152,11 @@ class GymEnvs(BaseEnv):
                     f"{failure} (no restart left: {budget})", slot=slot, episode_step=failure.episode_step
                 ) from failure
         for slot in ids:
-            back_off = self._settings.restart_backoff_s * 2 ** self._incarnation[slot]
-            self._not_before[slot] = time.monotonic() + back_off
+            self._not_before[slot] = time.monotonic() + self._settings.back_off_s(self._incarnation[slot])
             self._incarnation[slot] += 1
             self._seeded[slot] = False
-            self._close_one(slot)
+            with contextlib.suppress(Exception):  # it is broken; what matters is the new one
+                self._close_one(slot)
             self._states.code[slot] = RESETTING
         self._num_resetting += len(ids)
 
@@ -183,12 +183,12 @@ class GymEnvs(BaseEnv):
             self._started_at[ids] -= 1
             self._states.code[ids] = WAITING
             self._find_next_limit()
-        obs, rewards, terminated, truncated, infos = self._columns(slots, results, failures)
+        obs, rewards, told, infos = self._columns(slots, results, failures)
         no = self._no_flags[: len(results)]
         flags = (no, no)
-        if self._rounds >= self._next_limit or any(terminated) or any(truncated):
-            flags = self._flags(ids, terminated, truncated)
-        sparse = {row: info for row, info in enumerate(infos) if info} if any(infos) else _NO_INFOS
+        if told or self._rounds >= self._next_limit:
+            flags = self._flags(ids, *(told or flags))
+        sparse = _NO_INFOS if infos is None else {row: info for row, info in enumerate(infos) if info}
         batch = StepBatch(ids, obs, rewards, *flags, no, sparse)
         return self._without_failed(batch, failures) if failures else batch
 
@@ -214,8 +214,8 @@ class GymEnvs(BaseEnv):
 
     def _columns(
         self, slots: Any, results: list[Any], failures: dict[int, EnvFailedError]
-    ) -> tuple[Tree, np.ndarray, Any, Any, Any]:
-        """Observations and rewards as columns, flags and infos as sequences; all at once where all is well."""
+    ) -> tuple[Tree, np.ndarray, tuple[Any, Any] | None, Any]:
+        """Observations and rewards as columns; flags and infos as sequences, None where they say nothing."""
         count = len(results)
         shape = self._writer.shape
         if shape and not failures:
@@ -229,35 +229,39 @@ class GymEnvs(BaseEnv):
                     # squares summed are finite only if all entries are; else the exact check decides
                     flat = obs.ravel() if self._checks_obs else rewards
                     if self._settings.allow_nonfinite or (isfinite(flat.dot(flat)) and isfinite(rewards.dot(rewards))):
-                        return obs, rewards, terminated, truncated, infos
+                        told, informed = any(terminated) or any(truncated), any(infos)
+                        if (not told or all_bools(terminated, truncated)) and (not informed or all_dicts(infos)):
+                            return obs, rewards, (terminated, truncated) if told else None, infos if informed else None
             except (TypeError, ValueError):
                 pass
         return self._columns_one_by_one(slots, results, failures)
 
     def _columns_one_by_one(
         self, slots: Any, results: list[Any], failures: dict[int, EnvFailedError]
-    ) -> tuple[Tree, np.ndarray, Any, Any, Any]:
+    ) -> tuple[Tree, np.ndarray, tuple[Any, Any] | None, Any]:
         """As :meth:`_columns`, with every result checked by itself and the faulty ones in ``failures``."""
         count = len(results)
         obs, rewards = empty_columns(self.observation_space, (count,)), np.zeros(count, np.float32)
-        terminated, truncated, infos = [False] * count, [False] * count, [None] * count
+        terminated, truncated = [False] * count, [False] * count
+        infos: list[Any] = [None] * count
         allow = self._settings.allow_nonfinite
         for row, (slot, result) in enumerate(zip(slots, results, strict=True)):
             if slot in failures:
                 continue
+            step = self._steps_taken(slot)
             try:
                 if not isinstance(result, tuple) or len(result) != 5:
-                    step = self._steps_taken(slot)
                     raise EnvFailedError(bad_result(result, slot, step), slot=slot, episode_step=step)
-                ob, reward, term, trunc, infos[row] = result
-                self._writer.write(obs, row, ob, slot, self._steps_taken(slot))
-                rewards[row] = coerce_reward(reward, slot, self._steps_taken(slot), allow)
-                terminated[row], truncated[row] = bool(term), bool(trunc)
+                ob, reward, term, trunc, info = result
+                self._writer.write(obs, row, ob, slot, step)
+                rewards[row] = coerce_reward(reward, slot, step, allow)
+                terminated[row], truncated[row] = coerce_flags(term, trunc, slot, step)
+                infos[row] = coerce_info(info, slot, step)
             except Exception as e:
-                failures[slot] = raised(slot, e, "step", self._steps_taken(slot))
+                failures[slot] = raised(slot, e, "step", step)
         if not allow:
             self._find_nonfinite(slots, obs, failures)
-        return obs, rewards, terminated, truncated, infos
+        return obs, rewards, (terminated, truncated), infos
 
     def _flags(self, ids: np.ndarray, terminated: Any, truncated: Any) -> tuple[np.ndarray, np.ndarray]:
         term, trunc = np.array(terminated, bool), np.array(truncated, bool)
@@ -274,8 +278,7 @@ class GymEnvs(BaseEnv):
     def _find_nonfinite(self, slots: Any, obs: Tree, failures: dict[int, EnvFailedError]) -> None:
         for row, path, value in nonfinite_rows(obs):
             slot = int(slots[row])
-            if slot not in failures:
-                failures[slot] = not_finite(slot, self._steps_taken(slot), path, value)
+            failures.setdefault(slot, not_finite(slot, self._steps_taken(slot), path, value))
 
     def _steps_taken(self, slot: int) -> int:
         return self._rounds - int(self._started_at[slot])
@@ -310,8 +313,7 @@ class GymEnvs(BaseEnv):
         return parts[0] if len(parts) == 1 else merge(parts)
 
     def _reset(self, ids: np.ndarray) -> StepBatch:
-        count = len(ids)
-        obs = empty_columns(self.observation_space, (count,))
+        count, obs = len(ids), empty_columns(self.observation_space, (len(ids),))
         infos: dict[int, dict[str, Any]] = {}
         failures: dict[int, EnvFailedError] = {}
         for row, slot in enumerate(ids.tolist()):
@@ -376,8 +378,7 @@ class GymEnvs(BaseEnv):
 
     def _in_order(self, ids: np.ndarray, actions: list[Any]) -> tuple[np.ndarray, list[Any]]:
         order = np.argsort(ids)
-        in_order = [actions[i] for i in order]
-        return (self.all_ids if len(ids) == self.num_envs else ids[order]), in_order
+        return (self.all_ids if len(ids) == self.num_envs else ids[order]), [actions[i] for i in order]
 
     def _require_open(self) -> None:
         if self._closed:

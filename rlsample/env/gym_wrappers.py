@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
+import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-__all__ = ["NO_LIMIT", "bad_number", "bad_result", "peel"]
+from rlsample.errors import EnvFailedError
+
+__all__ = ["NO_LIMIT", "all_bools", "all_dicts", "bad_number", "bad_result", "coerce_flags", "coerce_info", "peel"]
 
 NO_LIMIT = 1 << 62
+_BOOLS, _DICTS = {bool, np.bool_}, {dict, type(None)}
 
 
 def peel(env: gymnasium.Env[Any, Any]) -> tuple[Callable[[Any], Any], int]:
@@ -44,3 +48,41 @@ def bad_result(result: Any, slot: int, step: int) -> str:
         )
     got = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
     return f"{at} {got}, expected the tuple (obs, reward, terminated, truncated, info)"
+
+
+def all_bools(*columns: Iterable[Any]) -> bool:
+    """Whether every flag is a plain bool; those that are not need :func:`coerce_flags`."""
+    return all(set(map(type, column)) <= _BOOLS for column in columns)
+
+
+def all_dicts(infos: Iterable[Any]) -> bool:
+    """Whether every info is a dict or None; those that are not need :func:`coerce_info`."""
+    return set(map(type, infos)) <= _DICTS
+
+
+def coerce_flags(terminated: Any, truncated: Any, slot: int, step: int) -> tuple[bool, bool]:
+    """Both flags as bools: from bools, numbers, arrays of shape () or (1,), and None, which is False.
+
+    Raises:
+        EnvFailedError: anything else; names slot, step and value.
+    """
+    found = []
+    for name, flag in (("terminated", terminated), ("truncated", truncated)):
+        array = np.asarray(False if flag is None else flag)
+        if array.shape not in ((), (1,)) or array.dtype.kind not in "biuf":
+            what = f"slot {slot}, episode step {step}: {name} is {repr(flag)[:80]}, expected True or False"
+            raise EnvFailedError(what, slot=slot, episode_step=step)
+        found.append(bool(array.reshape(())))
+    return found[0], found[1]
+
+
+def coerce_info(info: Any, slot: int, step: int) -> Mapping[str, Any] | None:
+    """An info as it is, if it is a mapping or None.
+
+    Raises:
+        EnvFailedError: anything else; names slot, step and value.
+    """
+    if info is None or isinstance(info, Mapping):
+        return info
+    what = f"slot {slot}, episode step {step}: the info is {repr(info)[:80]}, expected a dict"
+    raise EnvFailedError(what, slot=slot, episode_step=step)

@@ -67,6 +67,10 @@ class SlotStates:
         """The ids as int64[K], if these slots exist, differ and have ended or wait for an action. Else as above."""
         return self._require(env_ids, (WAITING, ENDED), "cannot be reset")
 
+    def require_startable(self, env_ids: Ids) -> np.ndarray:
+        """The ids as int64[K], if these slots exist, differ and have ended, wait for an action or are new. As above."""
+        return self._require(env_ids, (WAITING, ENDED, NEW), "cannot be reset")
+
     def require_failed(self, env_ids: Ids) -> np.ndarray:
         """The ids as int64[K], if these slots exist, differ and have failed. Else as above."""
         return self._require(env_ids, (FAILED,), "cannot be restarted")

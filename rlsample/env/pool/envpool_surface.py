@@ -8,7 +8,8 @@ import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.env.slot_states import ENDED, NEW
-from rlsample.tree import Tree, gather
+from rlsample.errors import SpaceError
+from rlsample.tree import Tree, map_tree
 
 __all__ = ["EnvPoolSurface", "Received"]
 
@@ -48,17 +49,19 @@ class EnvPoolSurface(BaseEnv):
         Raises:
             EnvProtocolError, SpaceError: as in :meth:`send_actions`; nothing was sent.
         """
-        ids = self.all_ids if env_ids is None else np.asarray(env_ids).astype(np.int64, copy=False)
+        ids = self.all_ids if env_ids is None else np.asarray(env_ids)
         with self._lock:
             self._require_open()  # type: ignore[attr-defined]
-            known = ids.ndim == 1 and len(ids) and ids.min() >= 0 and ids.max() < self.num_envs
+            known = (
+                ids.ndim == 1 and ids.dtype.kind in "iu" and len(ids) and 0 <= ids.min() <= ids.max() < self.num_envs
+            )
             ended = self._states.code[ids] == ENDED if known else np.zeros(0, bool)
             if not ended.any():
                 return self.send_actions(ids, actions)
             if len(np.unique(ids)) < len(ids):
                 self._states.require_waiting(ids)  # names the doubled slot
-            self.send_actions(ids[~ended], gather(actions, ~ended))
-            self._requests.begin_resets(ids[ended])
+            self.send_actions(ids[~ended], map_tree(lambda leaf: _those(leaf, ~ended), actions))
+            self._requests.begin_resets(ids[ended].astype(np.int64, copy=False))
         return None
 
     def recv(
@@ -107,3 +110,13 @@ class EnvPoolSurface(BaseEnv):
         if batch.failures:
             info["failures"] = batch.failures
         return batch.obs, batch.rewards, batch.terminated, batch.truncated, info
+
+
+def _those(leaf: Any, keep: np.ndarray) -> Any:
+    """The rows to keep of a column of actions, an array or a list."""
+    if not hasattr(leaf, "__len__") or len(leaf) != len(keep):
+        got = f"{len(leaf)} actions" if hasattr(leaf, "__len__") else type(leaf).__name__
+        raise SpaceError(f"actions: expected one for each of {len(keep)} slots, got {got}")
+    return (
+        leaf[keep] if isinstance(leaf, np.ndarray) else [value for value, kept in zip(leaf, keep, strict=True) if kept]
+    )

@@ -44,6 +44,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
     Raises:
         ConfigError: a pool that is not ordered, or options that cannot work.
         EnvFailedError: in ``reset`` and ``step``: an env failed. There are no restarts in this form.
+        EnvProtocolError: in ``step``: an env was never reset.
     """
 
     def __init__(
@@ -65,7 +66,8 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
             assert isinstance(made, AsyncVectorEnv)
             self.pool = made
         if not self.pool.ordered or self.pool.pool.groups > 1:
-            self.pool.close()
+            if self.pool is not env:
+                self.pool.close()
             raise ConfigError("a gymnasium VectorEnv moves in lock-step: it needs ordered=True and groups=1")
         self.num_envs = self.pool.num_envs
         self.single_observation_space, self.single_action_space = self.pool.observation_space, self.pool.action_space
@@ -205,6 +207,16 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
         if len(values) != self.num_envs:
             raise ValueError(f"{len(values)} values were given for {self.num_envs} envs")
         self.pool.set_attr(name, list(values))
+
+    @property
+    def np_random_seed(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The seed of each env's generator."""
+        return self.call("np_random_seed")
+
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
+        """A copy of each env's generator."""
+        return self.call("np_random")
 
     def render(self) -> tuple[Any, ...]:
         """What each env renders."""

@@ -29,6 +29,9 @@ class Launcher(Protocol):
     def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
         """Starts one process per plan, which gets copies of its descriptors; returns the process ids."""
 
+    def runs(self, pid: int) -> bool:
+        """Whether it has not been seen to end."""
+
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         """What the process ended with (minus the signal that killed it); None: it runs, or nobody knows."""
 
@@ -39,8 +42,11 @@ class Launcher(Protocol):
         """Kills what still runs, and waits for that; bounded in time. Idempotent."""
 
 
-def make_launcher(start_method: str, threads_per_worker: int) -> Launcher:
+def make_launcher(start_method: str, threads_per_worker: int, start_wait_s: float | None) -> Launcher:
     """The launcher of a start method; nothing is started yet.
+
+    Args:
+        start_wait_s: seconds to wait for processes to be there; None: for ever.
 
     Raises:
         ConfigError: this system cannot, or ``fork`` would not be safe now.
@@ -50,7 +56,7 @@ def make_launcher(start_method: str, threads_per_worker: int) -> Launcher:
     if start_method == "fork":
         refuse_unsafe_fork()
         return ForkLauncher()
-    return NurseryLauncher(start_method == "forkserver", threads_per_worker)
+    return NurseryLauncher(start_method == "forkserver", threads_per_worker, start_wait_s)
 
 
 def refuse_unsafe_fork() -> None:
@@ -69,8 +75,8 @@ def refuse_unsafe_fork() -> None:
 class NurseryLauncher:
     """Through a nursery process, which is started with the first worker and again if it was lost."""
 
-    def __init__(self, forks: bool, threads_per_worker: int) -> None:
-        self._forks, self._threads = forks, threads_per_worker
+    def __init__(self, forks: bool, threads_per_worker: int, start_wait_s: float | None = None) -> None:
+        self._forks, self._threads, self._start_wait_s = forks, threads_per_worker, start_wait_s
         self._process: subprocess.Popen[bytes] | None = None
         self._link: NurseryLink | None = None
         self._keys = itertools.count()
@@ -85,6 +91,12 @@ class NurseryLauncher:
                 self._start()
             try:
                 return self._launch(plans, fds)
+            except TimeoutError as e:
+                self.close()
+                raise EnvError(
+                    f"no worker was started within {self._start_wait_s:g} s: the module that defines the env, or what "
+                    "the factory holds, takes too long to load; give a larger step_timeout_s, or None"
+                ) from e
             except (EOFError, OSError) as e:
                 if attempt == 2:
                     code = self._end()
@@ -112,8 +124,13 @@ class NurseryLauncher:
         self._started = {}
         for key, plan, mine in zip(keys, plans, fds, strict=True):
             self._link.send(("start", key, b"", plan), mine)
-        while len(self._started) < len(keys):
-            self._listen(self._link)
+        deadline = None if self._start_wait_s is None else time.monotonic() + self._start_wait_s
+        try:
+            while len(self._started) < len(keys):
+                self._link.sock.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
+                self._listen(self._link)
+        finally:
+            self._link.sock.settimeout(None)
         return [self._started[key] for key in keys]
 
     def _listen(self, link: NurseryLink) -> None:
@@ -123,6 +140,9 @@ class NurseryLauncher:
                 self._ended.pop(number, None)
             else:
                 self._ended[self._running.pop(key)] = number
+
+    def runs(self, pid: int) -> bool:
+        return pid in self._running.values()
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         deadline = time.monotonic() + timeout_s
@@ -202,6 +222,9 @@ class ForkLauncher:
             worker_main(plan, fds)
         finally:
             os._exit(1)
+
+    def runs(self, pid: int) -> bool:
+        return pid in self._running
 
     def exit_code(self, pid: int, timeout_s: float) -> int | None:
         deadline = time.monotonic() + timeout_s

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlsample.errors import EnvFailedError
 
-__all__ = ["Channel", "RemoteTraceback", "pack_failure", "unpack_failure"]
+__all__ = ["Channel", "RemoteTraceback", "framed", "pack_failure", "unpack_failure"]
 
 _HEADER = struct.Struct("<Q")
 
@@ -34,11 +34,20 @@ class Channel:
         Raises:
             OSError: the other end is gone.
         """
-        self.send_bytes(pickle.dumps(message, protocol=5))
+        self.sock.sendall(framed(message))
 
-    def send_bytes(self, data: bytes) -> None:
-        """Sends one message that is pickled already."""
-        self.sock.sendall(_HEADER.pack(len(data)) + data)
+    def send_some(self, data: memoryview, timeout_s: float) -> int:
+        """Sends as much of ``data`` (part of a framed message) as there is room for; returns how many bytes.
+
+        Waits until there is room for some, or something to receive, or the time is over.
+
+        Raises:
+            OSError: the other end is gone.
+        """
+        poller = select.poll()
+        poller.register(self.sock, select.POLLIN | (select.POLLOUT if data else 0))
+        room = any(event & select.POLLOUT for _, event in poller.poll(timeout_s * 1000))
+        return self.sock.send(data) if room else 0
 
     def receive(self) -> Any:
         """The next message; waits for it.
@@ -80,6 +89,12 @@ class Channel:
     def close(self) -> None:
         """Closes this end. Idempotent."""
         self.sock.close()
+
+
+def framed(message: Any) -> bytes:
+    """A message as :meth:`Channel.send` sends it."""
+    data = pickle.dumps(message, protocol=5)
+    return _HEADER.pack(len(data)) + data
 
 
 class RemoteTraceback(Exception):

@@ -168,12 +168,12 @@ class _Worker:
             gc.freeze()  # what is there stays: collections need not look at it, nor touch pages shared with the nursery
             self.serve()
         finally:
-            self.runner.close()
+            self.runner.slots.close()
 
     def build(self) -> None:
         """Builds the envs, tells their spaces and waits for the go-ahead."""
         try:
-            spaces = self.runner.build_all()
+            spaces = self.runner.slots.build_all()
         except Exception as e:
             self.refuse(e)
         self.channel.send(("spaces", pickle.dumps(spaces)))
@@ -305,25 +305,24 @@ class _Worker:
     # ------------------------------------------------------------------ rare calls
 
     def answer(self, message: tuple[Any, ...]) -> None:
-        runner, (kind, *rest) = self.runner, message
+        runner, (number, kind, *rest) = self.runner, message
         try:
+            answer: Any = None
             if kind == "call":
-                answer: Any = runner.call(*rest)
+                answer = runner.slots.call(*rest)
             elif kind == "set_attr":
-                answer = None
-                runner.set_attr(*rest)
+                runner.slots.set_attr(*rest)
             else:
-                answer = None
                 runner.reset(*rest)
                 runner.show_steps(rest[0])
                 self.flush()
-            self.channel.send(("answer", answer))
+            self.channel.send(("answer", number, answer))
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as e:
             failure = EnvFailedError(f"{kind} {rest[0]!r} raised {type(e).__name__}: {e}", slot=runner.first)
             failure.__cause__ = e
-            self.channel.send(("refused", pack_failure(failure)))
+            self.channel.send(("refused", number, pack_failure(failure)))
 
 
 def _mean(mean: float, new: float) -> float:

@@ -13,14 +13,13 @@ from rlsample.env.env_settings import EnvSettings
 from rlsample.env.pool.pickled_values import ObjectLeaves
 from rlsample.env.pool.row_reader import RowReader, merge_batches
 from rlsample.env.pool.shared_block import RESET, RESTART, STEP
-from rlsample.env.pool.worker_team import Death, WorkerTeam
+from rlsample.env.pool.worker_death import Death
+from rlsample.env.pool.worker_team import WorkerTeam
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, SlotStates
 from rlsample.errors import EnvFailedError, RlsampleError
-from rlsample.tree import Tree, assign
+from rlsample.tree import Tree, assign, gather
 
 __all__ = ["SlotRequests"]
-
-_MAX_BACKOFF_S = 60.0
 
 
 class SlotRequests:
@@ -57,13 +56,15 @@ class SlotRequests:
 
     def ask(self, ids: np.ndarray, command: int, actions: Tree = None) -> None:
         """Asks checked slots for a step (with checked actions), a reset or a restart, and wakes their workers."""
+        if command == STEP and self._has_objects:
+            self._team.action_file.write(ids, actions)
+        if self._lost:
+            ids, actions = self._without_lost(ids, command, actions)
         if not len(ids):
             return
         block, everyone = self._block, ids is self._all_ids
         where: Any = slice(None) if everyone else ids
         if command == STEP:
-            if self._has_objects:
-                self._team.action_file.write(ids, actions)
             assign(block.actions, where, actions)
             self._states.code[where] = BUSY
         else:
@@ -71,12 +72,20 @@ class SlotRequests:
             self._states.code[where] = RESETTING
         block.request[where] += 1
         self.owed += len(ids)
-        if self._lost:
-            for slot in self._those_lost(ids):
-                step = int(block.steps[slot]) + 1 if command == STEP else None
-                self._void(slot)
-                self.failed_now[slot] = self._lost.pop(slot).failure(slot, step)
         self._team.wake(self._everyone if everyone else set(self.worker_of[ids].tolist()))
+
+    def _without_lost(self, ids: np.ndarray, command: int, actions: Tree) -> tuple[np.ndarray, Tree]:
+        """The slots whose worker lives, with their actions. The others fail; a successor must not see a request."""
+        lost = self._those_lost(ids)
+        if not lost:
+            return ids, actions
+        for slot in lost:
+            step = int(self._block.steps[slot]) + 1 if command == STEP else None
+            self.failed_now[slot] = self._lost.pop(slot).failure(slot, step)
+        self._states.code[lost] = BUSY if command == STEP else RESETTING
+        self.owed += len(lost)
+        keep = ~np.isin(ids, lost)
+        return ids[keep], None if actions is None else gather(actions, keep)
 
     def begin_resets(self, ids: np.ndarray) -> None:
         """Asks checked slots, waiting or ended, for a new episode."""
@@ -116,8 +125,7 @@ class SlotRequests:
                     remote_traceback=failure.remote_traceback,
                 ) from failure
         for slot in ids:
-            back_off = self._settings.restart_backoff_s * 2.0 ** min(self._incarnation[slot], 60)
-            self.delayed[slot] = now + min(back_off, _MAX_BACKOFF_S)
+            self.delayed[slot] = now + self._settings.back_off_s(self._incarnation[slot])
             self._incarnation[slot] += 1
             self._states.code[slot] = RESETTING
             self._lost.pop(slot, None)
@@ -157,6 +165,13 @@ class SlotRequests:
                 self.failed_now[slot] = death.failure(slot, step)
             else:
                 self._lost[slot] = death
+
+    def fail_lost(self, ids: np.ndarray) -> dict[int, EnvFailedError]:
+        """The failures of those of these slots, which owe nothing, whose worker is dead; they have failed now."""
+        failures = {slot: self._lost.pop(slot).failure(slot, None) for slot in self._those_lost(ids)}
+        self._states.code[list(failures)] = FAILED
+        self.last_failure.update(failures)
+        return failures
 
     def _those_lost(self, ids: np.ndarray) -> list[int]:
         return [slot for slot in ids.tolist() if slot in self._lost] if self._lost else []

@@ -1,4 +1,4 @@
-"""A worker's sub-envs: built, stepped and reset, with every result written straight into the shared rows."""
+"""A worker's sub-envs: stepped and reset, with every result written straight into the shared rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rlsample.env.base_env import EnvContext, slot_seed
-from rlsample.env.gym_wrappers import bad_number, bad_result, peel
-from rlsample.env.pool.env_plan import EnvPlan, require_gym_env, require_same_spaces
+from rlsample.env.base_env import slot_seed
+from rlsample.env.gym_wrappers import all_bools, all_dicts, bad_number, bad_result, coerce_flags, coerce_info
+from rlsample.env.pool.env_plan import EnvPlan
 from rlsample.env.pool.memory_file import MemoryFile
 from rlsample.env.pool.messages import pack_failure
 from rlsample.env.pool.pickled_values import ActionFile, ObjectLeaves
@@ -27,7 +27,9 @@ from rlsample.env.pool.shared_block import (
     LocalPlane,
     SlotBlock,
 )
+from rlsample.env.pool.slot_envs import SlotEnvs
 from rlsample.env.quick_contains import quicken
+from rlsample.env.slot_failures import raised
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows
 from rlsample.errors import EnvFailedError
 from rlsample.tree import gather, leaves
@@ -43,52 +45,19 @@ class SlotRunner:
     The checks and the words of the errors are those of the inline loop (:mod:`rlsample.env.gym_envs`).
 
     Attributes:
+        slots: the envs themselves.
         outbox: what has to travel by pipe before the rows are published: ``(slot, plane, request, payload)``, the
             payload a pickled info or a packed failure; plane + OBJECTS: a row's pickled values without a fixed size.
     """
 
     def __init__(self, plan: EnvPlan, slots: range, line: memoryview) -> None:
         self.plan, self.first, self.count = plan, slots.start, len(slots)
+        self.slots = SlotEnvs(plan, slots, line)
         self.outbox: list[tuple[int, int, int, Any]] = []
-        self._line, self._begun = line, 0
-        self._envs: list[Any] = [None] * self.count
-        self._steps: list[Any] = [None] * self.count
-        self._limits = np.zeros(self.count, np.int64)
+        self._line = line
         self._until_late = 0  # so many calls of step at least before a slot reaches its time limit
         self._seeded = [False] * self.count
-        self._incarnation = [0] * self.count
         self._ahead: set[int] = set()  # rows that were reset ahead and not stepped since
-
-    # ------------------------------------------------------------------ building
-
-    def build_all(self) -> tuple[Any, Any]:
-        """Builds every env; returns their observation and action space.
-
-        Raises:
-            EnvFailedError: a constructor raised.
-            SpaceError: slots differ in their spaces.
-        """
-        for row in range(self.count):
-            self._build(row)
-        spaces = self._envs[0].observation_space, self._envs[0].action_space
-        for row, env in enumerate(self._envs):
-            require_same_spaces(env, self.first + row, spaces, self.first)
-        return spaces
-
-    def _build(self, row: int) -> None:
-        plan, slot = self.plan, self.first + row
-        self._call(row)
-        context = EnvContext(plan.worker_index, slot, plan.num_envs, self._incarnation[row], plan.env_config)
-        try:
-            env = plan.make(context)
-        except EnvFailedError:
-            raise
-        except Exception as e:
-            raise self._failure(row, e, "__init__") from e
-        require_gym_env(env, slot)
-        self._envs[row] = env
-        self._steps[row], self._limits[row] = peel(env)
-        self._until_late = 0
 
     def attach(self, block: SlotBlock, memory: MemoryFile, spaces: tuple[Any, Any]) -> None:
         """Takes the shared columns; from now on :meth:`step` and the resets can be called."""
@@ -102,7 +71,7 @@ class SlotRunner:
         self.request, self.done, self.ahead = block.request[mine], block.done[mine], block.ahead[mine]
         self.wanted = block.wanted[mine]
         self.stepped, self.firsts = LocalPlane(block.step, mine, 0), LocalPlane(block.first, mine, 1)
-        for env in self._envs:
+        for env in self.slots.envs:
             if env is not None:
                 quicken(env)
         shape, dtype = self._writer.shape, self._writer.dtype
@@ -116,11 +85,6 @@ class SlotRunner:
         """Writes how many steps the episodes of these rows have; before the rows are published."""
         where: Any = slice(None) if len(rows) == self.count else rows
         self._shown_steps[where] = self._elapsed[where]
-
-    def _call(self, row: int) -> None:
-        """Marks in shared memory which slot's code runs now."""
-        self._begun += 1
-        self._line[ROW], self._line[PROGRESS] = self.first + row, self._begun
 
     # ------------------------------------------------------------------ stepping
 
@@ -163,14 +127,16 @@ class SlotRunner:
 
     def _with_limits(self, rows: list[int], truncated: Any) -> list[bool]:
         """The truncated flags and the time limits, which are looked at only when some slot may have reached its own."""
-        left = self._limits - self._elapsed
-        self._until_late = int(np.where(left > 0, left, self._limits).min())  # one that ends here starts again
+        limits = self.slots.limits
+        left = limits - self._elapsed
+        self._until_late = int(np.where(left > 0, left, limits).min())  # one that ends here starts again
         return [trunc or over for trunc, over in zip(truncated, (left[rows] <= 0).tolist(), strict=True)]
 
     def _call_steps(self, rows: list[int], actions: list[Any], failed: dict[int, EnvFailedError]) -> list[Any]:
         """What each env returned; a blank, and an entry in ``failed``, for one that raised."""
-        calls = self._steps if len(rows) == self.count else [self._steps[row] for row in rows]
-        line, first, begun = self._line, self.first, self._begun
+        slots, line, first = self.slots, self._line, self.first
+        calls = slots.steps if len(rows) == self.count else [slots.steps[row] for row in rows]
+        begun = slots.begun
         results: list[Any] = []
         append = results.append
         turns = zip(rows, calls, actions, strict=True)
@@ -184,7 +150,7 @@ class SlotRunner:
                 row = rows[len(results)]
                 failed[row] = self._failure(row, e, "step", int(self._elapsed[row]) + 1)
                 append(_BLANK)
-        self._begun = begun
+        slots.begun = begun
         line[ROW] = -1
         return results
 
@@ -209,7 +175,9 @@ class SlotRunner:
                     # squares summed are finite only if all entries are; else the exact check decides
                     flat = flat if self._checks_obs else rewards
                     if self.plan.allow_nonfinite or (isfinite(flat.dot(flat)) and isfinite(rewards.dot(rewards))):
-                        return terminated, truncated, infos
+                        told = any(terminated) or any(truncated)
+                        if (not told or all_bools(terminated, truncated)) and (not any(infos) or all_dicts(infos)):
+                            return terminated, truncated, infos
             except (TypeError, ValueError):
                 pass
         return self._write_one_by_one(rows, results, failed)
@@ -228,10 +196,11 @@ class SlotRunner:
             try:
                 if not isinstance(result, tuple) or len(result) != 5:
                     raise EnvFailedError(bad_result(result, slot, step), slot=slot, episode_step=step)
-                ob, reward, term, trunc, infos[at] = result
+                ob, reward, term, trunc, info = result
                 self._writer.write(plane.obs, row, ob, slot, step)
                 plane.rewards[row] = coerce_reward(reward, slot, step, allow)
-                terminated[at], truncated[at] = bool(term), bool(trunc)
+                terminated[at], truncated[at] = coerce_flags(term, trunc, slot, step)
+                infos[at] = coerce_info(info, slot, step)
             except Exception as e:
                 failed[row] = self._failure(row, e, "step", step)
         if self._has_floats and not allow:
@@ -246,13 +215,7 @@ class SlotRunner:
             failed.setdefault(row, EnvFailedError(what, slot=slot, episode_step=step))
 
     def _failure(self, row: int, error: Exception, where: str, step: int | None = None) -> EnvFailedError:
-        if isinstance(error, EnvFailedError):
-            return error
-        slot = self.first + row
-        at = f"slot {slot}" if step is None else f"slot {slot}, episode step {step}"
-        failure = EnvFailedError(f"{at}: {where} raised {type(error).__name__}: {error}", slot=slot, episode_step=step)
-        failure.__cause__ = error
-        return failure
+        return raised(self.first + row, error, where, step)
 
     # ------------------------------------------------------------------ starting again
 
@@ -260,23 +223,13 @@ class SlotRunner:
         """Replaces the envs of these rows and resets the new ones."""
         built = []
         for row in rows:
-            env, self._envs[row] = self._envs[row], None
-            self._incarnation[row], self._seeded[row] = int(self._asked[row]), False
+            self._seeded[row], self._until_late = False, 0
             try:
-                if env is not None:
-                    self._call(row)
-                    env.close()
-            except Exception:
-                pass  # it is broken; what matters is the new one
-            try:
-                self._build(row)
-                require_same_spaces(self._envs[row], self.first + row, self._spaces, None)
-                quicken(self._envs[row])
+                self.slots.rebuild(row, int(self._asked[row]), self._spaces)
                 built.append(row)
             except Exception as e:
-                failure = e if isinstance(e, EnvFailedError) else self._failure(row, e, "reset")
                 self.stepped.flags[row] = 0
-                self._post(self.stepped, [row], {}, {row: failure})
+                self._post(self.stepped, [row], {}, {row: self._failure(row, e, "reset")})
         self.reset(built)
 
     def reset(self, rows: list[int], seeds: list[int | None] | None = None, options: Any = None) -> None:
@@ -293,8 +246,8 @@ class SlotRunner:
 
     def _reset_one(self, plane: LocalPlane, row: int, seed: int | None, options: Any) -> None:
         """Resets one env; ``seed`` None: the slot's own seed if it is the first reset, else none."""
-        slot, env = self.first + row, self._envs[row]
-        self._call(row)
+        slot, env = self.first + row, self.slots.envs[row]
+        self.slots.mark(row)
         if seed is None:
             seed = self._first_seed(row)
         self._seeded[row] = True
@@ -314,13 +267,13 @@ class SlotRunner:
         else:
             if info or self.plan.info_keys:
                 self._post(plane, [row], {row: info} if info else {}, {})
-        self._line[ROW] = -1
+        self.slots.unmark()
 
     def _first_seed(self, row: int) -> int | None:
         if self._seeded[row]:
             return None
         plan = self.plan
-        return slot_seed(plan.seed, plan.worker_index, self.first + row, self._incarnation[row])
+        return slot_seed(plan.seed, plan.worker_index, self.first + row, self.slots.incarnation[row])
 
     # ------------------------------------------------------------------ infos and failures
 
@@ -366,31 +319,3 @@ class SlotRunner:
 
     def _send(self, plane: LocalPlane, row: int, payload: Any) -> None:
         self.outbox.append((self.first + row, plane.number, int(self.request[row]), payload))
-
-    # ------------------------------------------------------------------ the envs themselves
-
-    def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """``env.get_wrapper_attr(name)`` of each env; called with the arguments if it can be called."""
-        found = []
-        for row, env in enumerate(self._envs):
-            self._call(row)
-            value = env.get_wrapper_attr(name)
-            found.append(value(*args, **kwargs) if callable(value) else value)
-        self._line[ROW] = -1
-        return found
-
-    def set_attr(self, name: str, values: list[Any]) -> None:
-        """``env.set_wrapper_attr(name, value)`` of each env."""
-        for env, value in zip(self._envs, values, strict=True):
-            env.set_wrapper_attr(name, value)
-
-    def close(self) -> None:
-        """Closes each env once; goes on past those that raise."""
-        for row, env in enumerate(self._envs):
-            self._envs[row] = None
-            if env is not None:
-                self._call(row)
-                try:
-                    env.close()
-                except Exception:
-                    continue  # nothing can be done about it, and nobody waits for the answer

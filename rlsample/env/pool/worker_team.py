@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import signal
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -16,7 +15,7 @@ from rlsample.env.columns import check_action_space, check_observation_space
 from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.launchers import make_launcher
 from rlsample.env.pool.memory_file import MemoryFile
-from rlsample.env.pool.messages import Channel, unpack_failure
+from rlsample.env.pool.messages import Channel, framed, unpack_failure
 from rlsample.env.pool.pickled_values import ActionFile
 from rlsample.env.pool.placement import worker_cpus
 from rlsample.env.pool.pool_settings import PoolSettings
@@ -32,37 +31,15 @@ from rlsample.env.pool.shared_block import (
     SlotBlock,
 )
 from rlsample.env.pool.wakeups import STRONG_ORDER, Doorbell, Waiter, fence, store_barrier
-from rlsample.errors import ConfigError, EnvFailedError
+from rlsample.env.pool.worker_death import Death, ending
+from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError
 
-__all__ = ["Death", "WorkerTeam"]
+__all__ = ["WorkerTeam"]
 
 _ANSWER_WAIT_S = 5.0  # for the rest of a message whose beginning is here
 _EXIT_WAIT_S = 5.0  # between a process's end and its exit code
 _START_WAIT_S = 60.0  # a process that has not begun a call yet may still be loading modules
-
-
-@dataclass(frozen=True)
-class Death:
-    """How a worker ended.
-
-    Attributes:
-        worker: its index.
-        slot: the slot whose code it ran, or -1.
-        how: such as ``"exited with code 3"``.
-        reaped: whether it is certain that it runs no more.
-    """
-
-    worker: int
-    slot: int
-    how: str
-    reaped: bool
-
-    def failure(self, slot: int, episode_step: int | None) -> EnvFailedError:
-        """What its slot ``slot`` is told."""
-        at = f"slot {slot}" + ("" if episode_step is None else f", episode step {episode_step}")
-        doing = "" if self.slot < 0 else " in this env" if self.slot == slot else f" in the env of slot {self.slot}"
-        text = f"worker {self.worker} {self.how}{doing}"
-        return EnvFailedError(f"{at}: {text}", slot=slot, episode_step=episode_step, remote_traceback=text)
+_LOOK_AROUND_S = 0.25
 
 
 class WorkerTeam:
@@ -93,7 +70,9 @@ class WorkerTeam:
             settings.spin_for(count),
             settings.threads_per_worker,
         )
-        self._launcher = make_launcher(settings.start_method, settings.threads_per_worker)
+        limit = settings.step_timeout_s
+        start_wait_s = None if limit is None else max(limit, _START_WAIT_S)
+        self._launcher = make_launcher(settings.start_method, settings.threads_per_worker, start_wait_s)
         self._forks = settings.start_method == "fork"
         self._paper_places: dict[str, Any] = {"config": None, "spaces": None, "block": None}
         papers = b"" if self._forks else _pickled((envs, self._loop))
@@ -218,14 +197,14 @@ class WorkerTeam:
         if channel is None:
             return False
         try:
-            kind, payload = channel.receive()
+            kind, *payload = channel.receive()
         except (EOFError, TimeoutError, OSError):
             return False
         if kind == "notes":
-            for slot, plane, request, data in payload:
+            for slot, plane, request, data in payload[0]:
                 self.notes[slot, plane] = (request, data)
-        else:
-            self._answers[w].append((kind, payload))
+        elif kind in ("answer", "refused"):
+            self._answers[w].append((kind, *payload))
         return True
 
     def note(self, w: int, slot: int, plane: int, request: int) -> Any:
@@ -237,32 +216,43 @@ class WorkerTeam:
             if not self.listen(w):
                 return None
 
-    def ask(self, w: int, *message: Any) -> Any:
-        """Sends a message and returns the answer. Waits as long as the worker lives and is not hung.
+    def ask(self, w: int, is_closing: Callable[[], bool], *message: Any) -> Any:
+        """Sends a message; returns the answer, or the Death that came first. Waits as long as the worker is not hung.
+
+        What the worker sends meanwhile is taken: two full pipes would wait for each other.
 
         Raises:
-            EnvFailedError: the env raised, or the worker is dead.
+            EnvFailedError: the env raised, or the worker was dead already.
+            EnvClosedError: ``is_closing`` said so.
         """
-        channel = self._channels[w]
+        channel, line = self._channels[w], self._lines.workers[w]
         if channel is None:
             raise EnvFailedError(f"worker {w} is dead", slot=self.slots[w].start)
-        try:
-            channel.send(message)
-            self._lines.workers[w][MAIL] += 1
-            self.wake([w])
-            while not self._answers[w]:
-                if self.listen(w):
-                    continue
-                if w in self.hung(time.monotonic()):
-                    self.kill(w)
-                if self.is_dead(w):
-                    raise self.bury(w).failure(self.slots[w].start, None)
-        except OSError:
-            raise self.bury(w).failure(self.slots[w].start, None) from None
-        kind, payload = self._answers[w].pop()
-        if kind == "refused":
-            raise unpack_failure(payload)
-        return payload
+        line[MAIL] += 1
+        number = line[MAIL]  # an answer to a call that was interrupted has another one
+        rest = memoryview(framed((number, *message)))
+        self.wake([w])
+        while not is_closing():
+            try:
+                rest = rest[channel.send_some(rest, _LOOK_AROUND_S) :]
+            except OSError:
+                rest = rest[:0]  # its end is gone
+            except BaseException:
+                self.kill(w)  # it might have half of the message
+                raise
+            if w in self.hung(time.monotonic()):
+                return self.bury_hung(w)
+            if self.has_message(w):
+                self.listen(w)
+            elif self.is_dead(w):
+                return self.bury(w)
+            while self._answers[w]:
+                kind, its_number, payload = self._answers[w].pop(0)
+                if its_number == number:
+                    if kind == "refused":
+                        raise unpack_failure(payload)
+                    return payload
+        raise EnvClosedError("the env was closed during this call")
 
     def _channel(self, w: int) -> Channel:
         channel = self._channels[w]
@@ -306,6 +296,11 @@ class WorkerTeam:
         """Kills a worker's process."""
         self._launcher.kill(self.pids[w])
 
+    def bury_hung(self, w: int) -> Death:
+        """Kills a worker that takes too long."""
+        self.kill(w)
+        return self.bury(w, f"took more than step_timeout_s={self.settings.step_timeout_s:g} and was killed")
+
     def bury(self, w: int, how: str = "") -> Death:
         """Takes what a dead worker still said, and says how it ended; its slots' requests are void."""
         while self.listen(w):
@@ -315,12 +310,16 @@ class WorkerTeam:
             self.waiter.unwatch(channel.sock)
             channel.close()
         code = self._launcher.exit_code(self.pids[w], _EXIT_WAIT_S)
+        if code is None and self._launcher.runs(self.pids[w]):
+            self.kill(w)  # or it would go on with the rows it shares with its successor
+            self._launcher.exit_code(self.pids[w], _EXIT_WAIT_S)
+            how = how or "closed its end of the pipe and was killed"
         line = self._lines.workers[w]
         slot = line[ROW]
         line[PARKED] = line[MAIL] = line[PROGRESS] = 0
         line[ROW] = -1
         self._answers[w].clear()
-        return Death(w, slot, how or _ending(code), code is not None)
+        return Death(w, slot, how or ending(code))
 
     def close(self, wait_s: float) -> None:
         """Has the workers close their envs and end, kills those that take longer, frees everything. Idempotent."""
@@ -384,15 +383,3 @@ def _pickled(plans: tuple[EnvPlan, LoopPlan]) -> bytes:
             f"the env factory or env_config cannot be sent to worker processes ({type(e).__name__}: {e}); give an id, "
             "a class or a function whose values can be pickled, or use start_method='fork'"
         ) from e
-
-
-def _ending(code: int | None) -> str:
-    if code is None:
-        return "is gone, with the process that started it"
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlsample.errors import EnvFailedError, EnvProtocolError
+from rlsample.errors import EnvFailedError, EnvProtocolError, SpaceError
 from rlsample.testing import CountEnv
 from rlsample.testing.faulty_env import Fault
 
@@ -62,6 +62,26 @@ def test_wrong_slots_are_refused_before_anything_is_sent(make_pool):
         env.recv()
     *_, info = env.step(zeros(3))
     assert info["is_first"].all()
+
+
+@pytest.mark.parametrize("wrong", [[0.0, 1.0], [True, False], [0.7, 1.2]])
+def test_slots_are_whole_numbers_and_no_mask(make_pool, wrong):
+    env = make_pool(2, env={"n": 5}, num_workers=1)
+    env.reset()
+    with pytest.raises(EnvProtocolError, match="env_ids must be integers"):
+        env.send(zeros(2), np.array(wrong))
+    assert env.step(zeros(2))[0].ravel().tolist() == [1, 1]
+
+
+def test_a_list_of_actions_will_do_also_where_a_slot_has_ended(make_pool):
+    env = make_pool(3, make=lambda ctx: CountEnv(1 + ctx.slot_index), num_workers=1)
+    env.reset()
+    assert env.step([0, 1, 1])[2].tolist() == [True, False, False]
+    obs, *_, info = env.step([0, 1, 1])
+    assert (obs.ravel().tolist(), info["is_first"].tolist()) == ([0, 2, 2], [True, False, False])
+    with pytest.raises(SpaceError, match="expected one for each of 3 slots, got 2 actions"):
+        env.send([0, 1])
+    assert env.step([0, 0, 0])[0].ravel().tolist() == [1, 0, 3]
 
 
 def test_async_reset_starts_every_slot_anew(make_pool):

@@ -8,7 +8,7 @@ import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlsample.env.pool.gymnasium_view import PoolVectorEnv
-from rlsample.errors import ConfigError, EnvFailedError
+from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError
 from rlsample.testing.faulty_env import Fault, faulty_factory
 
 FORK = {"start_method": "fork", "num_workers": 2}
@@ -163,3 +163,28 @@ def test_a_failing_env_raises():
     with pytest.raises(EnvFailedError, match=r"slot 1, episode step 2: worker 1 exited with code 3"):
         pool.step(np.zeros(2, int))
     pool.close()
+
+
+def test_each_env_has_its_own_generator_as_in_gymnasium():
+    mine, theirs = PoolVectorEnv(Varied, 2, pool=FORK), SyncVectorEnv([Varied] * 2)
+    mine.reset(seed=[3, 5])
+    theirs.reset(seed=[3, 5])
+    assert mine.np_random_seed == theirs.np_random_seed == (3, 5)
+    assert [g.random() for g in mine.np_random] == [g.random() for g in theirs.np_random]
+    mine.close()
+    theirs.close()
+
+
+def test_a_first_reset_of_some_envs_is_no_start_of_the_others():
+    envs = PoolVectorEnv(Varied, 2, pool=FORK)
+    envs.reset(options={"reset_mask": np.array([True, False])})
+    with pytest.raises(EnvProtocolError, match="slot 1 takes no action: it is not yet started"):
+        envs.step(np.zeros(2, np.int64))
+    envs.close()
+
+
+def test_a_pool_of_the_users_own_that_cannot_serve_stays_open(make_pool):
+    pool = make_pool(2, batch_size=1)
+    with pytest.raises(ConfigError, match="lock-step"):
+        PoolVectorEnv(pool)
+    assert len(pool.poll().env_ids)

@@ -310,3 +310,23 @@ def wait_until_dead(pid):
             return
         time.sleep(0.005)
     raise AssertionError("it lives")
+
+
+def test_a_successor_never_sees_a_request_that_its_predecessors_death_answers(make_pool, tally):
+    env = make_pool(4, {0: Fault("exit", at=1)}, max_restarts=1, num_workers=2, ordered=False, batch_size=1)
+    game = tally(env, restart=False)
+    ids = []
+    while len(ids) < 4:
+        ids += env.poll(20).env_ids.tolist()
+    env.send_actions(np.array([0]), np.zeros(1, np.int64))
+    failed = env.poll(20).failures
+    assert sorted(failed) == [0]
+    asked = env._team.block.request.copy()  # a successor that looks at the wrong moment would step an env it lacks
+    env.send_actions(np.array([3, 1]), np.zeros(2, np.int64))
+    assert (env._team.block.request - asked).tolist() == [0, 0, 0, 1]
+    env.try_restart(np.array([0]))
+    game.until(lambda g: g.failures[1])
+    assert "worker 0 exited with code 3" in str(game.failures[1][0])
+    env.try_restart(np.array([1]))
+    game.until(lambda g: all(len(g.rows[slot]) > 3 for slot in (0, 1, 3)))
+    assert [row[:2] for row in game.rows[1]][:3] == [("first", 0), ("row", 1), ("row", 2)]

@@ -17,7 +17,7 @@ import pytest
 from rlsample.env import AsyncVectorEnv, as_base_env
 from rlsample.env.pool.placement import numa_nodes
 from rlsample.env.pool.shared_block import NEED
-from rlsample.errors import ConfigError, EnvClosedError
+from rlsample.errors import ConfigError, EnvClosedError, EnvError
 from rlsample.testing import CountEnv
 from rlsample.testing.faulty_env import Fault, faulty_factory
 
@@ -154,32 +154,22 @@ def test_close_kills_what_does_not_end(make_pool):
 
 
 @pytest.mark.parametrize("method", START_METHODS)
-def test_close_from_another_thread_ends_a_poll_within_a_second(method):
+def test_close_from_another_thread_ends_a_poll_within_a_second(method, poll_in_thread):
     pool = {"num_workers": 2, "start_method": method, "close_timeout_s": 0.3}
     env = as_base_env(faulty_factory({0: Fault("hang", at=1)}), 2, backend="process", pool=pool)
     env.poll()
     env.send_actions(env.all_ids, np.zeros(2, int))
-    ended = []
-
-    def poll():
-        try:
-            env.poll()
-        except EnvClosedError:
-            ended.append(time.monotonic())
-
-    thread = threading.Thread(target=poll)
-    thread.start()
+    poll = poll_in_thread(env)
     assert wait_for(lambda: env._team.common[NEED] > 0, 20.0)  # the poll sleeps
     closed = time.monotonic()
     closers = [threading.Thread(target=env.close) for _ in range(3)]
     for closer in closers:
         closer.start()
-    thread.join(3)
+    assert poll.ended(3)
     for closer in closers:
         closer.join(5)
         assert not closer.is_alive()
-    assert ended
-    assert ended[0] - closed < 1
+    assert poll.ended_at - closed < 1
 
 
 def test_a_signal_handler_may_close_the_pool_that_is_polled(make_pool):
@@ -393,3 +383,44 @@ def test_functions_of_the_main_module_can_be_sent():
     process, line = run_script(body)
     out = process.communicate(timeout=20)
     assert (line, process.returncode) == ("[7, 7]", 0), out
+
+
+class LoadsForEver:
+    """A factory that cannot be unpickled in time."""
+
+    def __reduce__(self):
+        return time.sleep, (600,)
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_factory_that_takes_for_ever_to_load_is_an_error(monkeypatch, start_method):
+    monkeypatch.setattr("rlsample.env.pool.worker_team._START_WAIT_S", 1.0)
+    started = time.monotonic()
+    with pytest.raises(EnvError, match=r"step_timeout_s"):
+        AsyncVectorEnv(LoadsForEver(), 2, pool={"start_method": start_method, "num_workers": 1, "step_timeout_s": 1.0})
+    assert time.monotonic() - started < 30
+
+
+def test_no_envs_are_an_error():
+    with pytest.raises(ConfigError, match="num_envs must be at least 1, got 0"):
+        AsyncVectorEnv(faulty_factory(), 0)
+
+
+class ClosesItsFiles(CountEnv):
+    """Closes all descriptors in its first step, as daemons do, and goes on for long."""
+
+    def step(self, action):
+        os.closerange(3, 1000)
+        time.sleep(600)
+
+
+def test_a_worker_that_closed_its_pipe_does_not_outlive_its_death(monkeypatch):
+    monkeypatch.setattr("rlsample.env.pool.worker_team._EXIT_WAIT_S", 0.5)
+    with AsyncVectorEnv(lambda ctx: ClosesItsFiles(9), 1, pool={"start_method": "fork"}) as env:
+        env.poll()
+        (pid,) = env.worker_pids
+        env.send_actions(env.all_ids, np.zeros(1, np.int64))
+        batch = env.poll(20)
+        said = "slot 0, episode step 1: worker 0 closed its end of the pipe and was killed in this env"
+        assert str(batch.failures[0]) == said
+        assert not alive([pid])

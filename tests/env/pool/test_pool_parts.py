@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rlsample.env.pool import placement, wakeups
 from rlsample.env.pool.memory_file import MemoryFile
-from rlsample.env.pool.messages import Channel, pack_failure, unpack_failure
+from rlsample.env.pool.messages import Channel, framed, pack_failure, unpack_failure
 from rlsample.env.pool.placement import numa_nodes, parse_cpu_list, worker_cpus
 from rlsample.env.pool.pool_settings import PoolSettings, usable_cpus
 from rlsample.env.pool.shared_block import ControlLines, SlotBlock
@@ -50,21 +50,18 @@ def test_a_message_cut_short_is_an_end_and_one_that_lingers_can_be_waited_for(pa
     a, b = pair
     b.sock.settimeout(0.05)
     assert b.look() == "nothing"
-    whole = []
-    a.send_bytes = lambda data: whole.append(data)
-    a.send("hello")
-    framed = len(whole[0]).to_bytes(8, "little") + whole[0]
-    a.sock.sendall(framed[:3])
+    message = framed("hello")
+    a.sock.sendall(message[:3])
     with pytest.raises(TimeoutError):
         b.receive()
-    a.sock.sendall(framed[3:12])
+    a.sock.sendall(message[3:12])
     with pytest.raises(TimeoutError):
         b.receive()
     assert b.look() == "nothing"
-    a.sock.sendall(framed[12:])
+    a.sock.sendall(message[12:])
     assert b.look() == "message"
     assert b.receive() == "hello"
-    a.sock.sendall(framed[:5])
+    a.sock.sendall(message[:5])
     a.close()
     with pytest.raises(EOFError):
         b.receive()
