@@ -18,7 +18,7 @@ from rlsample.env.spaces import ObsWriter, zeros_columns
 from rlsample.errors import ConfigError
 from rlsample.tree import Tree, gather
 
-__all__ = ["bench_pool", "drive", "fixed_actions", "frame_skip", "worker_cpu_s"]
+__all__ = ["bench_pool", "drive", "fixed_actions", "frame_skip", "refuse_atari", "worker_cpu_s"]
 
 _WARM_UP_S = 0.5
 
@@ -45,6 +45,7 @@ def bench_pool(
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be positive, not {seconds}")
+    refuse_atari(env_id)
     pool = {"num_workers": num_workers, "batch_size": batch_size, **options}
     with as_base_env(env_id, num_envs, backend="process", pool=pool, seed=0) as env:
         assert isinstance(env, AsyncVectorEnv)
@@ -65,7 +66,11 @@ def bench_pool(
 
 
 def drive(env: BaseEnv, seconds: float, others_cpu_s: Callable[[], float] = lambda: 0.0) -> dict[str, float]:
-    """Polls and acts for some seconds; returns ``steps``, ``polls``, ``seconds``, ``steps_per_s`` and CPU times."""
+    """Polls and acts for some seconds; returns ``steps``, ``polls``, ``seconds``, ``steps_per_s`` and CPU times.
+
+    Raises:
+        EnvFailedError: a slot failed.
+    """
     actions = fixed_actions(env)
     batch = env.poll()
     found: dict[str, float] = {}
@@ -75,11 +80,17 @@ def drive(env: BaseEnv, seconds: float, others_cpu_s: Callable[[], float] = lamb
         while perf_counter() - started < limit_s:
             ids = batch.env_ids
             ended = batch.terminated | batch.truncated
-            if ended.any() and env.try_reset(ids[ended]) is None:
-                ids = ids[~ended]
+            if ended.any():
+                first = env.try_reset(ids[ended])
+                if first is None:
+                    ids = ids[~ended]
+                elif first.failures:
+                    raise next(iter(first.failures.values()))
             if len(ids):
                 env.send_actions(ids, actions if len(ids) == env.num_envs else gather(actions, ids))
             batch = env.poll()
+            for failure in batch.failures.values():
+                raise failure
             steps += len(batch.env_ids) - int(np.count_nonzero(batch.is_first))
             polls += 1
         took = perf_counter() - started
@@ -92,10 +103,17 @@ def fixed_actions(env: BaseEnv) -> Tree:
     """One random action per slot, tree [num_envs, ...]."""
     space = copy.deepcopy(env.action_space)
     space.seed(0)
-    columns, writer = zeros_columns(space, (env.num_envs,)), ObsWriter(space)
+    columns, writer = zeros_columns(space, (env.num_envs,)), ObsWriter(space, any_size=True)
     for slot in range(env.num_envs):
         writer.write(columns, slot, space.sample(), slot, None)
     return columns
+
+
+def refuse_atari(env: Any) -> None:
+    """Raises ConfigError for ``atari:Pong-v5``, which no worker process can run."""
+    if isinstance(env, str) and env.startswith("atari:"):
+        game = env.partition(":")[2]
+        raise ConfigError(f"{env} runs on C++ threads of its own: measure it with `rlsample bench atari --game {game}`")
 
 
 def worker_cpu_s(pids: list[int]) -> float:

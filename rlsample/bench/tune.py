@@ -13,9 +13,10 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlsample.bench.pool import drive
+from rlsample.bench.pool import drive, refuse_atari
 from rlsample.env.async_vector_env import AsyncVectorEnv
 from rlsample.env.convert import as_base_env
+from rlsample.env.gym_envs import GymEnvs
 from rlsample.env.pool.pool_settings import usable_cpus
 from rlsample.errors import ConfigError
 
@@ -163,15 +164,22 @@ def tune(env: Any, num_envs: int = 16, seconds: float = 2.0, env_config: Mapping
         num_envs: slots.
         seconds: for the one env, and for each layout.
         env_config: as in :class:`~rlsample.env.EnvSettings`.
+
+    Raises:
+        ConfigError: an env that does not run in worker processes.
+        EnvFailedError: an env failed.
     """
     if not seconds > 0:
         raise ConfigError(f"seconds must be positive, not {seconds}")
+    refuse_atari(env)
     costs = measure_env(env, seconds, env_config)
     trials = []
-    spec = gymnasium.registry.get(env) if isinstance(env, str) else None
+    spec = gymnasium.registry.get(env.rpartition(":")[2]) if isinstance(env, str) else None
     has_vector_form = spec is not None and spec.vector_entry_point is not None
     for name, config in layouts_to_try(costs, num_envs, len(usable_cpus()), has_vector_form):
         with as_base_env(env, num_envs, seed=0, env_config=env_config or {}, **config) as base:
+            if config.get("vectorize") == "auto" and isinstance(base, GymEnvs):
+                continue  # the vector form is another env, or pays for more slots only
             found = drive(base, seconds)
             memory = _private_mb(base.worker_pids) if isinstance(base, AsyncVectorEnv) else 0.0
         rows = found["steps"] / found["polls"]

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.env.convert import as_base_env
-from rlsample.env.spaces import ObsWriter, zeros_columns
+from rlsample.env.spaces import ObsWriter, check_observation_space, zeros_columns
 from rlsample.errors import ConfigError, EnvClosedError, MissingExtraError
 from rlsample.tree import Tree, gather, map_tree
 
@@ -40,15 +40,21 @@ class DmEnvView(dm_env.Environment):
 
     Raises:
         ConfigError: several envs.
+        SpaceError: a space without a fixed size.
     """
 
     def __init__(self, env: Any, *, seed: int | None = None, **options: Any) -> None:
         self._env: BaseEnv = as_base_env(env, seed=seed, **options)
-        if self._env.num_envs != 1:
-            raise ConfigError(f"dm_env speaks of one env, and this has {self._env.num_envs}")
+        try:
+            if self._env.num_envs != 1:
+                raise ConfigError(f"dm_env speaks of one env, and this has {self._env.num_envs}")
+            self._writer = ObsWriter(self._env.action_space)
+            check_observation_space(self._env.observation_space)
+        except BaseException:
+            self._env.close()
+            raise
         self._observation_spec = spec_of_space(self._env.observation_space, "observation")
         self._action_spec = spec_of_space(self._env.action_space, "action")
-        self._writer = ObsWriter(self._env.action_space)
         self._slot = self._env.all_ids
         self._started, self._running = False, False
 

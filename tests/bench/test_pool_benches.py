@@ -9,10 +9,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from rlsample.bench.pool import bench_pool, frame_skip
+from rlsample.bench.pool import bench_pool, drive, frame_skip
 from rlsample.bench.straggler import SleepyEnv, bench_straggler
 from rlsample.bench.tune import EnvCosts, format_report, layouts_to_try, measure_env, tune
-from rlsample.errors import ConfigError
+from rlsample.env import as_base_env
+from rlsample.errors import ConfigError, EnvFailedError
 
 EVEN = EnvCosts(100.0, 110.0, 0.1, 1.0, 50.0, 1.0, 1000, 10)
 
@@ -97,3 +98,41 @@ def test_the_tuner_names_the_layout_and_why():
     assert text.count("\n* ") == 1
     assert all(trial.name in text for trial in report.trials)
     assert [t.steps_per_s for t in report.trials] == sorted((t.steps_per_s for t in report.trials), reverse=True)
+
+
+class Breaks(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3))
+
+    def __init__(self, at=3):
+        self.at, self.steps = at, 0
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert isinstance(action, tuple)
+        self.steps += 1
+        if self.steps == self.at:
+            raise RuntimeError("broken on purpose")
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_a_failing_env_is_named_and_actions_may_have_any_size():
+    with (
+        as_base_env(Breaks, 2) as env,
+        pytest.raises(EnvFailedError, match=r"slot 0, episode step 3.*broken on purpose"),
+    ):
+        drive(env, 1.0)
+
+
+@pytest.mark.parametrize("measure", [bench_pool, tune])
+def test_atari_on_threads_of_its_own_has_a_bench_of_its_own(measure):
+    with pytest.raises(ConfigError, match="rlsample bench atari --game Pong-v5"):
+        measure("atari:Pong-v5", 2, seconds=0.1)
+
+
+def test_a_vector_form_that_is_not_used_is_not_named():
+    names = [trial.name for trial in tune("CartPole-v1", 2, 0.05).trials]
+    assert names
+    assert not [name for name in names if "vector form" in name]

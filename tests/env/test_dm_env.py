@@ -323,6 +323,24 @@ def test_specs_of_spaces():
             dm.step({**space.sample(), "pair": (7, 5)})
 
 
+@pytest.mark.parametrize(
+    ("name", "space"), [("observation_space", spaces.Text(3)), ("action_space", spaces.Sequence(spaces.Discrete(2)))]
+)
+def test_what_cannot_be_told_in_specs_is_refused_and_closed(name, space):
+    env = CountEnv(3)
+    setattr(env, name, space)
+    with pytest.raises(SpaceError, match="no fixed size"):
+        as_dm_env(env)
+    assert env.closes == 1
+
+
+def test_several_envs_are_refused_and_closed():
+    envs = [CountEnv(3), CountEnv(3)]
+    with pytest.raises(ConfigError, match="one env"):
+        as_dm_env(gymnasium.vector.SyncVectorEnv([lambda env=env: env for env in envs]))
+    assert [env.closes for env in envs] == [1, 1]
+
+
 def test_a_failing_env_raises():
     class Breaks(CountEnv):
         def step(self, action):
