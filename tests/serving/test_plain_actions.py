@@ -1,15 +1,13 @@
 """Calls for an action as they usually come are answered without a task; others go the long way to the same end."""
 
 import socket
-import time
+from types import SimpleNamespace
 
 import pytest
 
-from rlsample.env import ServingEnv
-from rlsample.evaluation import CommonPolicyEvaluator
-from rlsample.serving import HttpSettings, PolicyServer
+from rlsample.serving import episode_calls
 from rlsample.serving.app import ServingApp
-from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Picky, RuledPolicy
+from tests.env.serving.conftest import Picky
 from tests.serving.client_rig import Rig
 from tests.serving.http_rig import LIMIT_S, Background, await_true, callers, raw_exchange
 
@@ -181,24 +179,19 @@ def test_an_idle_connection_is_closed():
             assert connection.recv(1000) == b""
 
 
-class SlowOnce(RuledPolicy):
-    """Takes long for the 10th batch; notes in which thread it acted."""
+def test_only_long_turns_in_a_row_move_to_the_sampling_thread_for_long(monkeypatch):
+    now, turns = [0.0], []
+    durations = iter([0.001, 0.02, 0.001, 0.02, 0.02, 0.001])
 
-    def __init__(self, *args, **options):
-        super().__init__(*args, **options)
-        self.batches = 0
+    def answer_now():
+        turns.append("h")
+        now[0] += next(durations)
+        return True
 
-    def act(self, obs, explore=True):
-        self.batches += 1
-        if self.batches == 10:
-            time.sleep(0.02)  # the loop has 5 ms for a batch
-        return super().act(obs, explore)
-
-
-def test_one_long_turn_changes_nothing():
-    evaluator = CommonPolicyEvaluator(ServingEnv(OBS_SPACE, ACTION_SPACE), SlowOnce)
-    with PolicyServer(evaluator, HttpSettings(port=0)) as server, callers(server) as call:
-        episode = call.start()
-        while evaluator.policy.batches < 10:
-            assert call("action", episode, obs=[1, 0]).status == 200
-        assert server._calls._turns_elsewhere == 3  # of hundreds after many in a row
+    inbox = SimpleNamespace(ring=lambda: turns.append("e"))
+    desk = SimpleNamespace(registry=None, inbox=inbox, answer_now=answer_now)
+    monkeypatch.setattr(episode_calls, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = episode_calls.EpisodeCalls(SimpleNamespace(desk=desk), None, None, None, False, 1)
+    while turns.count("h") < 6:
+        calls._turn()
+    assert turns == [*"hh", *"eee", *"hh", *"eee", "h", *"e" * 15, "h"]
