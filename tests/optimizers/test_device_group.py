@@ -72,7 +72,7 @@ def test_one_device_is_learn_on_the_same_rows(make, make_batch):
     assert_close(mine.get_weights(), theirs.get_weights())
 
 
-@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("num_devices", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_ppo_on_several_devices_is_the_single_device_update(num_devices, make_batch):
     batches = [learnable(make_batch(1, [8])), learnable(make_batch(30, [16, 8]))]
     rows = SampleBatch.concat(batches)
@@ -95,7 +95,7 @@ def test_ppo_on_several_devices_is_the_single_device_update(num_devices, make_ba
         assert_close(other, weights[0], tolerance=0)
 
 
-@pytest.mark.parametrize("num_devices", [2, 3])
+@pytest.mark.parametrize("num_devices", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_impala_on_several_devices_is_the_single_device_update(num_devices, make_batch):
     batch = learnable(make_batch(1, [5, 3, 6, 2, 4, 5]))  # no equal shares: each counts by its rows
     single, policy = impala(), impala()
@@ -154,7 +154,7 @@ def recorded(folder):
     }
 
 
-@pytest.mark.parametrize(("num_devices", "share"), [(1, 100), (2, 50), (3, 33)])
+@pytest.mark.parametrize(("num_devices", "share"), [(1, 100), pytest.param(2, 50, marks=pytest.mark.slow), (3, 33)])
 def test_every_device_sees_its_own_rows_case_25(tmp_path, make_batch, num_devices, share):
     recorder, rows = Recorder(tmp_path), num_devices * share
     assert isinstance(recorder, MultiDeviceSupport)

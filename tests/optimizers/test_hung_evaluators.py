@@ -44,7 +44,7 @@ def run(make_optimizer: Any, budget: int) -> tuple[Any, Any]:
     evaluators: Any = CountingSet.create(functools.partial(RowEvaluator, sizes=(7,)), 2, engine, settings)
     optimizer = make_optimizer(evaluators)
     optimizer.step()
-    engine.settings = dataclasses.replace(engine.settings, call_timeout_s=3.0)
+    engine.settings = dataclasses.replace(engine.settings, call_timeout_s=1.5)
     engine.pump._next_look = 0.0  # starting the workers does not count: a busy machine may need long for that
     os.kill(evaluators.remote[0].pid, signal.SIGSTOP)
     return evaluators, optimizer
@@ -75,5 +75,5 @@ def step_for_ever(optimizer: Any) -> None:
 
 def test_over_the_budget_it_is_an_error_that_says_what_happened():
     evaluators, optimizer = run(SyncSamplesOptimizer, budget=0)
-    with evaluators, optimizer, pytest.raises(WorkerDiedError, match=r"worker 0 gave no sign of life for 3 s"):
+    with evaluators, optimizer, pytest.raises(WorkerDiedError, match=r"worker 0 gave no sign of life for 1.5 s"):
         step_for_ever(optimizer)

@@ -33,15 +33,16 @@ def assert_close(a, b):
         np.testing.assert_allclose(a[name], b[name], atol=1e-6, rtol=0, err_msg=name)
 
 
-def test_whole_batch_updates_are_those_of_the_synchronous_optimizer():
+@pytest.mark.parametrize("num_devices", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_whole_batch_updates_are_those_of_the_synchronous_optimizer(num_devices):
     options = {"train_batch_size": 90, "num_sgd_iter": 3, "minibatch_size": 0, "standardize_fields": ("advantages",)}
     wanted, trained, stats, _ = weights_after(SyncSamplesOptimizer, SyncSamplesSettings(**options))
-    for devices in (("cpu",), ("cpu", "cpu"), ("cpu", "cpu", "cpu")):
-        got, rows, numbers, counters = weights_after(MultiGPUOptimizer, MultiGPUSettings(devices=devices, **options))
-        assert_close(got, wanted)
-        assert rows == trained == 2 * 3 * 96
-        assert counters["num_steps_sampled"] == 2 * 96
-        assert numbers["loss"] == pytest.approx(stats["loss"], abs=1e-5)
+    several = MultiGPUSettings(devices=("cpu",) * num_devices, **options)
+    got, rows, numbers, counters = weights_after(MultiGPUOptimizer, several)
+    assert_close(got, wanted)
+    assert rows == trained == 2 * 3 * 96
+    assert counters["num_steps_sampled"] == 2 * 96
+    assert numbers["loss"] == pytest.approx(stats["loss"], abs=1e-5)
 
 
 def test_rows_left_over_are_not_counted_as_trained():
