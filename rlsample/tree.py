@@ -57,7 +57,7 @@ def row_form(tree: Tree) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
 def alike(a: Tree, b: Tree) -> bool:
     """Whether the rows of both have the same structure, shapes and dtypes."""
     if type(a) is type(b) is np.ndarray:
-        return bool(a.dtype == b.dtype) and a.shape[1:] == b.shape[1:]
+        return a.shape[1:] == b.shape[1:] and bool(a.dtype == b.dtype)
     return row_form(a) == row_form(b)
 
 

@@ -212,11 +212,13 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         return self._learner.between_updates(work) if self._started else work()
 
     def stats(self) -> dict[str, float]:
-        """Counters over the whole run, ``replay_rows`` and ``replay_bytes`` now, and since the last call:
+        """Counters, those of steps and updates over all resumes; ``replay_rows`` and ``replay_bytes`` now; and since the
+        last call:
 
         sampled_steps_per_s, trained_steps_per_s · policy_lag_mean, policy_lag_max: updates between a row's weights and
-        its use · learner_queue_size_mean: batches found waiting · learner_wait_share: part of the learner's time
-        without data · seconds: sample_wait_s and add_s of step(), replay_s, learner_wait_s and compute_s.
+        its use, 0 where rows carry no policy_version · learner_queue_size_mean: batches found waiting ·
+        learner_wait_share: part of the learner's time without data · seconds: sample_wait_s and add_s of step(),
+        replay_s, learner_wait_s and compute_s.
 
         ``num_late_priorities``: rows that had left their shard when their priorities came back.
         """

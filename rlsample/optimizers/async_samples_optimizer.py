@@ -169,8 +169,8 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             self._take(answer)
             workers.append(answer.worker)
         self._check()
-        if self._samples_since >= self.settings.broadcast_interval:
-            self._requests.publish_weights(self.num_steps_sampled)
+        due = self._samples_since >= self.settings.broadcast_interval
+        if due and self._requests.publish_weights(self.num_steps_sampled):
             self._samples_since = 0
         for worker in workers:
             self.num_weight_syncs += self._requests.send_weights(worker)
@@ -217,7 +217,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         return self._learner.between_updates(work) if self._started else work()
 
     def stats(self) -> dict[str, float]:
-        """Counters over the whole run, and since the last call:
+        """Counters, those of steps and updates over all resumes, and since the last call:
 
         sampled_steps_per_s, trained_steps_per_s · policy_lag_mean, policy_lag_max: updates between a row's weights and
         its use · learner_queue_size_mean: batches found waiting · learner_wait_share: part of the learner's time

@@ -66,7 +66,8 @@ class NextObsRing:
                 index[apart] = -self._num_extra - is_start.cumsum()
                 last_rows = apart[np.append(is_start[1:], True)]
                 used = used[is_start]
-            obs = NextObs(used, nxt.extra).gather(batch[OBS]) if used.max() >= 0 else tree.gather(nxt.extra, -1 - used)
+            own = bool(np.maximum.reduce(used) >= 0)
+            obs = NextObs(used, nxt.extra).gather(batch[OBS]) if own else tree.gather(nxt.extra, -1 - used)
             self._store(obs, first + last_rows, first + count - self._capacity)
         self._index[slice(start, start + count) if whole else np.arange(first, first + count) % self._capacity] = index
 

@@ -110,7 +110,8 @@ class ReplayBuffer:
         values = self._checked(batch)
         if self._next is not None:
             self._next.add(batch, first)
-        start, end = first % self.capacity, first % self.capacity + stop - first
+        start = first % self.capacity
+        end = start + stop - first
         rows = slice(start, end) if end <= self.capacity else ids % self.capacity
         for column, new in zip(self._columns.values(), values, strict=True):
             tree.assign(column, rows, new)
@@ -171,11 +172,13 @@ class ReplayBuffer:
         if names != self._seen_names:
             self._check_names(batch)
             self._seen_names = names
-        values = [batch[name] for name in self._columns]
-        for (name, column), new in zip(self._columns.items(), values, strict=True):
+        values = []
+        for name, column in self._columns.items():
+            new = batch[name]
             if not tree.alike(new, column):
                 got, kept = tree.row_form(new), tree.row_form(column)
                 raise ConfigError(f"replay: column {name!r} is {got} in this batch, and was {kept} in the first one")
+            values.append(new)
         return values
 
     def _check_names(self, batch: SampleBatch) -> None:

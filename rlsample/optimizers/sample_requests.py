@@ -32,6 +32,7 @@ class SampleRequests:
 
     Args:
         evaluators: the remote ones sample; the local one is the learner's.
+        learner: whose weights go out.
         ahead: requests in flight per evaluator.
         timers: gets "sample_wait".
     """
@@ -65,11 +66,17 @@ class SampleRequests:
         self._timers.add("sample_wait", time.perf_counter() - started)
         return self._requests.ready()
 
-    def publish_weights(self, env_steps: int) -> None:
-        """Makes the learner's weights of now the newest broadcast, if they have changed since; waits for the end of an
-        update."""
-        if self._versions.get(self._evaluators.version) != self._learner.version():
-            self._learner.between_updates(functools.partial(self._publish, env_steps))
+    def publish_weights(self, env_steps: int) -> bool:
+        """Makes the learner's weights of now the newest broadcast, if they have changed since the last; waits for the
+        end of an update.
+
+        Returns:
+            Whether they had changed.
+        """
+        if self._versions.get(self._evaluators.version) == self._learner.version():
+            return False
+        self._learner.between_updates(functools.partial(self._publish, env_steps))
+        return True
 
     def _publish(self, env_steps: int) -> None:
         self._evaluators.set_progress(env_steps)
