@@ -102,6 +102,7 @@ class AnswerBook:
     def finish(self, key: str, kept: KeptAnswer, answer: Answer) -> None:
         """The call was done; whoever repeats it gets this answer."""
         kept.answer = answer
+        self._kept.move_to_end(key)
         self._num_answered += 1
         if self._num_answered > self._size:
             del self._kept[next(k for k, other in self._kept.items() if other.answer is not None)]

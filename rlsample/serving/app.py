@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from rlsample.serving.action_calls import MEDIA, ActionCalls, decoded
@@ -45,7 +45,7 @@ class ServingApp:
         self,
         calls: EpisodeCalls,
         gate: RequestGate,
-        act: Callable[[Any], dict[str, Any]],
+        act: Callable[[Any], Awaitable[dict[str, Any]]],
         others: Any,
         is_public: Callable[[str], bool],
     ) -> None:
@@ -177,7 +177,7 @@ class ServingApp:
         if verb == "start":
             return Answer(201, MEDIA[wanted], encode({"episode_id": await calls.start(call)}, wanted))
         if verb == "act":
-            return Answer(200, MEDIA[wanted], encode(self._act(call.obs), wanted))
+            return Answer(200, MEDIA[wanted], encode(await self._act(call.obs), wanted))
         if verb == "fragments":
             found = log_fragment(calls, call)
             return Answer(200, MEDIA[wanted], encode(found, wanted))

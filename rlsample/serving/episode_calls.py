@@ -20,10 +20,10 @@ from rlsample.serving.serving_metrics import ServingMetrics
 from rlsample.serving.space_codec import SpaceCodec, stack_actions
 from rlsample.serving.wire import WireError
 
-__all__ = ["EpisodeCalls"]
+__all__ = ["LONG_TURN_S", "EpisodeCalls"]
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_LONG_TURN_S = 0.005  # the loop takes no requests meanwhile
+LONG_TURN_S = 0.005  # the loop takes no requests meanwhile
 _SOON_S = 0.001
 _PLACE_S = 1.0
 _MOST_LONG_TURNS = 4  # in a row, that count: after one there are 3 turns elsewhere, after all 255
@@ -253,7 +253,7 @@ class EpisodeCalls:
             self._turn_comes = True
             self.loop.call_later(_SOON_S, self._turn)
         else:
-            took_long = time.perf_counter() - started > _LONG_TURN_S
+            took_long = time.perf_counter() - started > LONG_TURN_S
             self._long_turns = min(self._long_turns + 1, _MOST_LONG_TURNS) if took_long else 0
             self._turns_elsewhere = 4**self._long_turns - 1
 
@@ -390,6 +390,7 @@ class EpisodeCalls:
     def _move_to_ended(self, episode: OpenEpisode) -> None:
         if self.open.pop(episode.served.id, None) is not None:
             self.ended[episode.served.id] = episode
+            self.ended.move_to_end(episode.served.id)  # an id may be used again
             if len(self.ended) > _ENDED:
                 self.ended.popitem(last=False)
 

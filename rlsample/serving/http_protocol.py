@@ -36,6 +36,7 @@ class ServingProtocol(HttpToolsProtocol):
 
     arriving_since: float | None = None
     idle_since: float | None = None
+    _unsent = 0, 0.0  # bytes of answers that wait for the client to take them, and since when there are so many
     _beside_body = 0  # bytes of the request that is arriving: head, marks of chunks, trailers
     _headers: Headers | None = None  # of the call for an action that is arriving
     _episode_id = ""
@@ -139,12 +140,18 @@ class ServingProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def cut_off_if_slow(self, limit_s: float) -> None:
-        """Closes the connection if a request has been arriving for longer than that, or none came for too long."""
-        since, idle = self.arriving_since, self.idle_since
-        if since is not None and time.monotonic() - since > limit_s:
+        """Closes the connection if a request has been arriving, or nothing of an answer been taken, for longer.
+
+        And if none came since the last answer, for longer than uvicorn was told.
+        """
+        now, since, idle = time.monotonic(), self.arriving_since, self.idle_since
+        unsent: int = self.transport.get_write_buffer_size()
+        if unsent != self._unsent[0]:
+            self._unsent = unsent, now
+        if (since is not None and now - since > limit_s) or (unsent and now - self._unsent[1] > limit_s):
             self.arriving_since = None
             self.transport.abort()
-        elif idle is not None and time.monotonic() - idle > self.timeout_keep_alive:
+        elif idle is not None and now - idle > self.timeout_keep_alive:
             self.idle_since = None
             self.transport.close()
 

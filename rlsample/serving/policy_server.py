@@ -15,6 +15,7 @@ import logging
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ from rlsample.errors import ConfigError, MissingExtraError, ServingError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.evaluation.async_sampler import ActingView
 from rlsample.serving.app import ServingApp
-from rlsample.serving.episode_calls import EpisodeCalls
+from rlsample.serving.episode_calls import LONG_TURN_S, EpisodeCalls
 from rlsample.serving.http_errors import HttpError
 from rlsample.serving.http_protocol import ServingProtocol
 from rlsample.serving.http_settings import HttpSettings
@@ -81,6 +82,8 @@ class PolicyServer:
     ) -> None:
         if not isinstance(evaluator.env, ServingEnvAdapter):
             raise ConfigError(f"a PolicyServer serves a ServingEnv, not {type(evaluator.env).__name__}")
+        if evaluator.env.agents is not None:
+            raise ConfigError("a PolicyServer serves episodes of one agent, not a MultiAgentServingEnv")
         self.evaluator, self.settings = evaluator, settings or HttpSettings()
         self._adapter = evaluator.env
         self._env: ServingEnv = evaluator.env.env
@@ -105,6 +108,8 @@ class PolicyServer:
             lambda error: self.metrics.rejected.update((error.code,)),
         )
         self._app = ServingApp(self._calls, gate, self._act, others.app(), PUBLIC_PATHS.__contains__)
+        self._acts_long = False  # an /v1/act takes so long that the loop should answer others meanwhile
+        self._one_long_act = asyncio.Lock()
         self._weights_body: tuple[int, bytes] = (-1, b"")
         self._socket: socket.socket | None = None
         self._bound: tuple[str, int] = ("", 0)
@@ -222,7 +227,7 @@ class PolicyServer:
             self._weights_body = version, body
         return body
 
-    def _act(self, obs: Any) -> dict[str, Any]:
+    async def _act(self, obs: Any) -> dict[str, Any]:
         rows = self._calls.checked(self._codec.count_rows, obs)
         if not 0 < rows <= _MOST_ROWS:
             raise HttpError(
@@ -233,11 +238,22 @@ class PolicyServer:
         if not isinstance(sampler.policy, ActingView):
             raise HttpError("conflict", "sampling has no thread of its own here (sample_async=False): start an episode")
         version = int(self.evaluator.policy.version)
-        try:
+
+        def choose() -> Any:
             out = sampler.policy.act(self.evaluator.filtered(column), self.evaluator.settings.explore)
+            return sampler.to_env(out.actions)
+
+        started = time.perf_counter()
+        try:
+            if self._acts_long:
+                async with self._one_long_act:
+                    actions = await asyncio.to_thread(choose)
+            else:
+                actions = choose()
         except Exception as e:
             raise HttpError("policy_failed", f"the policy failed: {type(e).__name__}: {e}") from e
-        return {"actions": sampler.to_env(out.actions), "policy_version": version}
+        self._acts_long = time.perf_counter() - started > LONG_TURN_S
+        return {"actions": actions, "policy_version": version}
 
     # ------------------------------------------------------------------ threads
 
@@ -296,10 +312,13 @@ class PolicyServer:
             if server.started:
                 self._ready.set()
             await asyncio.sleep(_TICK_S if server.started else 0.005)
-            self.metrics.tick()
-            self._calls.tick(self.settings.action_timeout_s)
-            for connection in list(server.server_state.connections):
-                connection.cut_off_if_slow(self.settings.request_timeout_s)  # type: ignore[union-attr]
+            try:
+                self.metrics.tick()
+                self._calls.tick(self.settings.action_timeout_s)
+                for connection in list(server.server_state.connections):
+                    connection.cut_off_if_slow(self.settings.request_timeout_s)  # type: ignore[union-attr]
+            except Exception:  # without this task nothing would be limited in time any more
+                log.exception("the look for what takes too long failed")
 
     def _begin_end(self) -> None:
         self._calls.close("the server is shutting down")

@@ -1,16 +1,20 @@
 """What happens in the middle of a call: an episode that is about to expire, a policy that fails for a part of it."""
 
+import socket
+import threading
 import time
 
 import numpy as np
 import pytest
 
-from rlsample.env import ServingEnv, ServingSettings
+from rlsample.env import MultiAgentServingEnv, ServingEnv, ServingSettings
+from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator
-from rlsample.serving import HttpSettings, PolicyServer
-from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Picky, answer
-from tests.serving.client_rig import Rig
-from tests.serving.http_rig import callers
+from rlsample.policy import ModelSettings, PPOPolicy, PPOSettings
+from rlsample.serving import HttpSettings, PolicyServer, episode_calls
+from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Picky, RuledPolicy, answer
+from tests.serving.client_rig import LIMIT_S, Rig
+from tests.serving.http_rig import Background, await_true, callers
 
 
 def expire_within(rig, episode_id, where):
@@ -65,3 +69,115 @@ def test_a_policy_that_fails_for_a_part_of_a_batched_call_closes_all_of_its_epis
             assert "cannot bear 13" in again.message
         assert env.open_episodes == []
         assert call("action", call.start(), obs=[2, 1]).value["action"] == answer(2, 1)
+
+
+# ---------------------------------------------------------------------- who keeps others waiting
+
+
+class Thinker(RuledPolicy):
+    """Takes long from the first time on, and the second time until it is let go."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.calls, self.thinking, self.go_on = 0, threading.Event(), threading.Event()
+
+    def act(self, obs, explore=True):
+        self.calls += 1
+        time.sleep(2 * episode_calls.LONG_TURN_S)
+        if self.calls == 2:
+            self.thinking.set()
+            assert self.go_on.wait(LIMIT_S)
+        return super().act(obs, explore)
+
+
+def test_a_policy_that_takes_long_over_an_act_keeps_no_one_else_waiting():
+    evaluator = CommonPolicyEvaluator(ServingEnv(OBS_SPACE, ACTION_SPACE), Thinker)
+    with PolicyServer(evaluator, HttpSettings(port=0)) as server, callers(server, 2) as (one, two):
+        assert one("act", obs=[[1, 0]]).value["actions"] == [1]
+        long = Background(lambda: one("act", obs=[[1, 1], [2, 2]]))
+        assert evaluator.policy.thinking.wait(LIMIT_S)
+        assert two.get("/healthz").status == 200
+        assert not evaluator.policy.go_on.is_set()
+        evaluator.policy.go_on.set()
+        assert long.result().value["actions"] == [2, 1]
+
+
+def test_one_act_has_a_limited_number_of_observations():
+    with Rig(sample_async=True) as rig, callers(rig.server) as call:
+        assert len(call("act", obs=[[1, 0]] * 4096).value["actions"]) == 4096
+        refused = call("act", obs=[[1, 0]] * 4097)
+        assert (refused.code, refused.message) == (
+            "bad_value",
+            "obs holds 1 to 4096 observations, stacked at the front of each array; got 4097",
+        )
+        assert call("act", obs=[]).code == "bad_value"
+
+
+def test_a_client_that_takes_no_answer_is_cut_off():
+    """It asks for weights of some megabytes and reads nothing: they would lie here as long as it likes."""
+
+    def wide(*spaces, seed=0):
+        return PPOPolicy(*spaces, PPOSettings(model=ModelSettings(hidden=(1024, 1024))), seed)
+
+    with Rig(wide, http={"request_timeout_s": 0.2}, sample_async=True) as rig, socket.socket() as greedy:
+        greedy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        greedy.settimeout(LIMIT_S)
+        greedy.connect(rig.server.address)
+        greedy.sendall(b"GET /v1/weights HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await_true(lambda: rig.server.metrics.requests == 1)
+        await_true(lambda: not rig.server._server.server_state.connections, "the end of the connection")
+        with callers(rig.server) as call:
+            answer = call.get("/v1/weights")  # one that reads gets all of it
+            assert len(answer.raw) > 4_000_000
+
+
+def test_what_fails_in_the_look_for_slow_requests_does_not_end_it(monkeypatch):
+    looks = threading.Semaphore(0)
+
+    def fail(self, limit_s):
+        looks.release()
+        raise ValueError("a look that fails")
+
+    monkeypatch.setattr("rlsample.serving.policy_server._TICK_S", 0.01)
+    monkeypatch.setattr(episode_calls.EpisodeCalls, "tick", fail)
+    with Rig() as rig, callers(rig.server) as call:
+        for _ in range(3):
+            assert looks.acquire(timeout=LIMIT_S)
+        assert call.get("/healthz").status == 200
+
+
+def test_a_start_that_waits_for_a_place_opens_nothing_once_the_server_closes():
+    """The place is that of an episode whose end nobody has sampled yet."""
+    env = ServingEnv(OBS_SPACE, ACTION_SPACE, max_concurrent=1)
+    with CommonPolicyEvaluator(env, RuledPolicy, sample_async=False) as evaluator:
+        with PolicyServer(evaluator, HttpSettings(port=0), sample=False) as server, callers(server, 2) as (one, two):
+            first = one.start()
+            one("log_action", first, obs=[1, 0], action=1)
+            one("end", first, obs=[1, 1])
+            waiting = threading.Event()
+            as_ever = env.desk.registry.start
+
+            def start(*values):
+                waiting.set()
+                return as_ever(*values)
+
+            env.desk.registry.start = start
+            asked = Background(lambda: two("episodes"))
+            assert waiting.wait(LIMIT_S)
+
+            def close():
+                server._calls.close("the test is over")
+                env.desk.registry.free_lane(0)  # now there is a place
+
+            server._loop.call_soon_threadsafe(close)
+            assert asked.result().code == "closed"
+        assert env.open_episodes == []
+
+
+def test_episodes_of_several_agents_are_refused_at_once():
+    env = MultiAgentServingEnv(OBS_SPACE, ACTION_SPACE, ["a", "b"])
+    with (
+        CommonPolicyEvaluator(env, RuledPolicy) as evaluator,
+        pytest.raises(ConfigError, match="not a MultiAgentServingEnv"),
+    ):
+        PolicyServer(evaluator)

@@ -4,6 +4,7 @@ import pytest
 
 from rlsample.errors import ServingError
 from rlsample.policy.ppo import PPOPolicy
+from rlsample.serving.answers import Answer, AnswerBook
 from tests.serving.client_rig import LIMIT_S, LosingProxy, Rig, client_of
 from tests.serving.http_rig import Background, await_true, callers
 from tests.serving.test_server_calls import Unsampled, fragment
@@ -30,6 +31,40 @@ def test_acting_without_an_episode_keeps_no_answer():
         for _ in range(3):
             assert call("act", key="k", obs=[[1, 0]]).status == 200
         assert not rig.server._app._answers.knows("k")
+
+
+def test_refused_calls_push_out_no_answers(monkeypatch):
+    """Neither those that an episode keeps, nor those of starts, which all clients share."""
+    monkeypatch.setattr("rlsample.serving.app._KEPT_STARTS", 2)
+    with Rig() as rig, callers(rig.server) as call:
+        started = [call("episodes", key=f"start-{name}", episode_id=name).raw for name in "ef"]
+        told = [call("action", "e", key=f"k{t}", obs=[1, t], t=t).raw for t in range(16)]
+        for number in range(20):
+            assert call("action", "e", key=f"refused-{number}", obs=[1, 1], t=7).code == "conflict"
+            assert call("episodes", key=f"refused-{number}", episode_id="e").code == "conflict"
+        assert [call("action", "e", key=f"k{t}", obs=[1, t], t=t).raw for t in range(16)] == told
+        assert [call("episodes", key=f"start-{name}", episode_id=name).raw for name in "ef"] == started
+
+
+def test_a_call_in_progress_stays_in_the_book_however_many_others_are_answered():
+    book, answer = AnswerBook(2), Answer(200, b"", b"")
+    waiting = book.begin("slow", 1)
+    for key in "abc":
+        book.finish(key, book.begin(key, 1), answer)
+    assert [book.knows(key) for key in ("slow", "a", "b", "c")] == [True, False, True, True]
+    book.finish("slow", waiting, answer)
+    assert [book.knows(key) for key in ("slow", "b", "c")] == [True, False, True]  # the latest is the one just given
+    book.fail("d", book.begin("d", 1), ValueError())
+    assert [book.knows(key) for key in ("slow", "c", "d")] == [True, True, False]
+
+
+def test_the_latest_answers_of_an_episode_are_kept():
+    with Rig() as rig, callers(rig.server) as call:
+        episode = call.start()
+        told = [call("action", episode, key=f"k{t}", obs=[1, t], t=t).raw for t in range(20)]
+        for t in range(4, 20):
+            assert call("action", episode, key=f"k{t}", obs=[1, t], t=t).raw == told[t]
+        assert call("action", episode, key="k3", obs=[1, 3], t=3).code == "conflict"
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -42,7 +42,7 @@ class Slow(Noting):
     """Takes longer than the loop has time for."""
 
     def act(self, obs, explore=True):
-        time.sleep(2 * episode_calls._LONG_TURN_S)
+        time.sleep(2 * episode_calls.LONG_TURN_S)
         return super().act(obs, explore)
 
 

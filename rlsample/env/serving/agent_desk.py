@@ -24,7 +24,7 @@ from rlsample.env.serving.served_episode import (
     Refusal,
     ServedEpisode,
 )
-from rlsample.env.serving.serving_settings import ServingSettings
+from rlsample.env.serving.serving_settings import ServingSettings, wait_limit
 from rlsample.env.serving.shared_episode import AgentPart, SharedEpisode
 from rlsample.errors import ServingError, unknown_name
 
@@ -107,6 +107,7 @@ class AgentDesk(EpisodeDesk):
         self, shared: SharedEpisode, observations: Mapping[Hashable, Any], timeout_s: float | None
     ) -> dict[Hashable, Any]:
         """Waits for the actions; see :meth:`MultiAgentServingEnv.get_action`."""
+        limit_s = self._limit_s if timeout_s is None else wait_limit(timeout_s)
         with shared.mutex:
             parts = self._parts(shared, observations, "get_action")
             rows = []
@@ -122,7 +123,7 @@ class AgentDesk(EpisodeDesk):
             if self.registry.stopped:
                 for part in parts:
                     self.refuse(part.lane, self.registry.over_error())
-            self._await_answers(parts, self.settings.timeout_s if timeout_s is None else timeout_s)
+            self._await_answers(parts, limit_s)
             for part in parts:
                 part.standing = False
         finally:

@@ -24,7 +24,7 @@ from rlsample.env.serving.served_episode import (
     Refusal,
     ServedEpisode,
 )
-from rlsample.env.serving.serving_settings import ServingSettings
+from rlsample.env.serving.serving_settings import ServingSettings, wait_limit
 from rlsample.errors import ServingError
 from rlsample.tree import Tree
 
@@ -65,6 +65,7 @@ class EpisodeDesk(AnswerDesk):
         self.by_lane: list[ServedEpisode | None] = self._make_lanes(num_lanes)
         self.lanes = LaneRows(observation_space, action_space, num_lanes, settings.allow_nonfinite)
         self.inbox = Inbox()
+        self._limit_s = wait_limit(settings.timeout_s)
         self.crowded = 0
         self.looked_at: ServedEpisode | None = None
         self._room = threading.Condition(threading.Lock())
@@ -93,6 +94,7 @@ class EpisodeDesk(AnswerDesk):
 
     def ask(self, episode: ServedEpisode, obs: Any, timeout_s: float | None) -> Any:
         """Waits for the action of an observation; see :meth:`ServingEnv.get_action`."""
+        limit_s = self._limit_s if timeout_s is None else wait_limit(timeout_s)
         if not episode.mutex.acquire(False):
             self._await_mutex(episode)
         try:
@@ -101,10 +103,8 @@ class EpisodeDesk(AnswerDesk):
                 self._require_same(episode, obs)
             else:
                 self._pose(episode, obs, self.inbox.put_and_work)
-            if timeout_s is None:
-                timeout_s = self.settings.timeout_s
-            if not episode.answered.acquire(True, timeout_s):
-                raise no_answer(episode, timeout_s)
+            if not episode.answered.acquire(True, limit_s):
+                raise no_answer(episode, limit_s)
             episode.standing = False
             answer = episode.answer
             if answer.__class__ is Refusal:
@@ -278,7 +278,7 @@ class EpisodeDesk(AnswerDesk):
         self.inbox.put(episode)
 
     def _await_room(self, episode: ServedEpisode) -> None:
-        limit, timeout_s = self.settings.max_queued_rows, self.settings.timeout_s
+        limit, timeout_s = self.settings.max_queued_rows, self._limit_s
 
         def room() -> bool:
             queued = episode.sent - episode.taken

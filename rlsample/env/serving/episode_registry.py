@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
+from rlsample.env.serving.serving_settings import wait_limit
 from rlsample.errors import ConfigError, ServingError
 
 __all__ = ["CALL_ORDER", "EpisodeRegistry"]
@@ -75,7 +76,7 @@ class EpisodeRegistry(Generic[E]):
         """
         if episode_id is not None and (not isinstance(episode_id, str) or not episode_id):
             raise ServingError(f"start_episode: an episode_id is a non-empty str, got {episode_id!r}")
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + wait_limit(timeout_s)
         with self._changed:
             while not self._has_place(episode_id):
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
@@ -84,6 +85,8 @@ class EpisodeRegistry(Generic[E]):
                         "episodes are open; ended ones leave their place when they are sampled"
                     )
             self._started += 1
+            while episode_id is None and f"{self._prefix}{self._started}" in self.open:  # somebody's own name for one
+                self._started += 1
             lane = self._free.pop()
             episode = self._make(episode_id or f"{self._prefix}{self._started}", lane, bool(training_enabled))
             self.open[episode.id] = self.by_lane[lane] = episode

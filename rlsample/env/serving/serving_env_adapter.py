@@ -77,7 +77,7 @@ class ServingEnvAdapter(BaseEnv):
         self.stats = {"answered": 0, "batches": 0, "expired": 0}
         settings = env.settings
         self._max_batch = settings.max_batch or self.num_envs
-        self._gate = BatchGate(desk, self._max_batch, settings.max_wait_us * 1e-6)
+        self._gate = BatchGate(desk, self._max_batch, min(settings.max_wait_us * 1e-6, _LONGEST_WAIT_S))
         self._idle_timeout_s = settings.idle_timeout_s or np.inf
         self._states = SlotStates(self.num_envs)
         self._code = self._states.code

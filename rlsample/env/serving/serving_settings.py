@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from dataclasses import dataclass
 
-from rlsample.errors import ConfigError, unknown_name
+from rlsample.errors import ConfigError, ServingError, unknown_name
 from rlsample.settings import option
 
-__all__ = ["ServingSettings"]
+__all__ = ["ServingSettings", "wait_limit"]
 
+_LONGEST_S = threading.TIMEOUT_MAX / 2  # half of what a lock takes: it is added to the time of now
 _WHEN_FULL = ("block", "error")
 
 
@@ -43,3 +46,18 @@ class ServingSettings:
             raise ConfigError(f"timeout_s must be above 0, got {self.timeout_s!r}")
         if self.idle_timeout_s is not None and not self.idle_timeout_s > 0:
             raise ConfigError(f"idle_timeout_s must be above 0 or None, got {self.idle_timeout_s!r}")
+
+
+def wait_limit(timeout_s: float) -> float:
+    """A time-out as locks take it: none below 0, and infinity as some centuries.
+
+    Raises:
+        ServingError: it is no number.
+    """
+    try:
+        limit_s = float(timeout_s)
+        if math.isnan(limit_s):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ServingError(f"timeout_s must be a number of seconds, got {timeout_s!r}") from None
+    return max(0.0, min(limit_s, _LONGEST_S))

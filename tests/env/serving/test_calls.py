@@ -544,3 +544,49 @@ def test_one_env_serves_one_evaluator(serve):
     serve(env)
     with pytest.raises(ConfigError, match="serves another evaluator"):
         serve(env)
+
+
+# ---------------------------------------------------------------------- hostile names and times
+
+
+def test_an_own_id_that_looks_like_the_next_one_made_here_is_nobody_elses():
+    """Somebody reads the pattern off an id and names episodes after it: none may be taken over or lost."""
+    env = Player(max_concurrent=6)
+    prefix = env.start_episode().removesuffix("1")
+    own = [env.start_episode(f"{prefix}{number}") for number in (4, 5, 6)]
+    made = [env.start_episode() for _ in range(2)]
+    assert len({*own, *made}) == 5
+    assert sorted(env.open_episodes) == sorted([f"{prefix}1", *own, *made])
+    for episode in env.open_episodes:
+        env.end_episode(at(0, 0), episode)
+    assert [env.start_episode() for _ in range(6)]  # every lane is free again
+
+
+def test_any_time_is_a_time_to_wait(serve, workers):
+    """Infinity, and less than nothing: locks take neither."""
+    (client,) = workers(1)
+    forever = ServingSettings(timeout_s=float("inf"), max_wait_us=float("inf"), max_queued_rows=1)
+    ev = serve(Player(settings=forever, max_concurrent=1), sample_async=True)
+    env = ev.env.env
+    env.start_episode("x", timeout_s=float("inf"))
+    for timeout_s in (-1, -0.5, 0):
+        with pytest.raises(ServingError, match=r"no answer for episode 'x' in 0\.0 s"):
+            env.get_action(at(1, 0), "x", timeout_s=timeout_s)
+        with pytest.raises(ServingError, match="no place after"):
+            env.start_episode("y", timeout_s=timeout_s)
+    for timeout_s in (float("nan"), "soon"):
+        with pytest.raises(ServingError, match="timeout_s must be a number of seconds"):
+            env.get_action(at(1, 0), "x", timeout_s=timeout_s)
+        with pytest.raises(ServingError, match="timeout_s must be a number of seconds"):
+            env.start_episode("y", timeout_s=timeout_s)
+
+    def play():
+        first = env.get_action(at(1, 0), "x", timeout_s=float("inf")), env.get_action(at(1, 1), "x")
+        for k in range(2, 5):
+            env.log_action(at(1, k), 0, "x")  # waits for room
+        env.end_episode(at(1, 5), "x")
+        return first
+
+    asked = client.begin(play)
+    assert ev.sample().count >= 4
+    assert outcome(asked) == (answer(1, 0), answer(1, 1))
