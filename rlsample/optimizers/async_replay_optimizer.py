@@ -212,8 +212,8 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         return self._learner.between_updates(work) if self._started else work()
 
     def stats(self) -> dict[str, float]:
-        """Counters, those of steps and updates over all resumes; ``replay_rows`` and ``replay_bytes`` now; and since the
-        last call:
+        """Counters, those of steps and updates over all resumes; ``replay_rows`` and ``replay_bytes`` now; and since
+        the last call:
 
         sampled_steps_per_s, trained_steps_per_s · policy_lag_mean, policy_lag_max: updates between a row's weights and
         its use, 0 where rows carry no policy_version · learner_queue_size_mean: batches found waiting ·

@@ -49,9 +49,10 @@ class PolicyOptimizer(ABC):
         return {"num_steps_sampled": self.num_steps_sampled, "num_steps_trained": self.num_steps_trained}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continues from :meth:`save`."""
+        """Continues from :meth:`save`. Evaluators are told how many steps were sampled: schedules go on, too."""
         self.num_steps_sampled = int(state["num_steps_sampled"])
         self.num_steps_trained = int(state["num_steps_trained"])
+        self.evaluators.set_progress(self.num_steps_sampled)
 
     def close(self) -> None:
         """Ends what the optimizer started. Idempotent, bounded in time."""

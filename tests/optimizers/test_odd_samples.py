@@ -217,3 +217,29 @@ def test_rows_that_several_evaluators_dropped_are_added_up():
             "sampler/polls": 6,
             "sampler/rows_dropped": 6,
         }
+
+
+class TellsProgress(RowEvaluator):
+    """Notes with each sample what it had been told of the steps so far."""
+
+    env_steps = 0
+
+    def __init__(self, worker_index, sizes=(7,)):
+        super().__init__(worker_index, sizes)
+        self.seen = []
+
+    def set_progress(self, env_steps):
+        self.env_steps = env_steps
+
+    def sample(self):
+        self.seen.append(self.env_steps)
+        return super().sample()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_schedules_of_all_evaluators_go_on_where_a_resumed_run_was(name):
+    with EvaluatorSet.create(TellsProgress, 1, InlineEngine()) as evaluators, OPTIMIZERS[name](evaluators) as optimizer:
+        optimizer.restore({**optimizer.save(), "num_steps_sampled": 5000})
+        optimizer.step()
+        optimizer.close()
+        assert evaluators.foreach_evaluator(lambda e: e.seen[:1]) == [[], [5000]]
