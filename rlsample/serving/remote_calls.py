@@ -79,8 +79,8 @@ class OpenEpisodes:
         try:
             yield episode
         except (EpisodeLostError, RefusedCall) as e:
-            gone = isinstance(e, EpisodeLostError) or e.code == "policy_failed"
-            if gone and (alone or repr(episode.id) in str(e)):
+            lost = isinstance(e, EpisodeLostError) and (alone or repr(episode.id) in str(e))
+            if lost or (isinstance(e, RefusedCall) and e.code == "policy_failed"):
                 self.open.pop(episode.id, None)
             raise
         finally:

@@ -17,7 +17,7 @@ from rlsample.serving.async_policy_client import AsyncPolicyClient
 from rlsample.serving.http_settings import HttpSettings
 from rlsample.serving.policy_server import PolicyServer
 from rlsample.testing.scripted_policy import ScriptedPolicy
-from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, RuledPolicy, answer, at
+from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Picky, RuledPolicy, answer, at
 from tests.serving.client_rig import LIMIT_S, LosingProxy, Rig, client_of, quick
 
 
@@ -355,6 +355,17 @@ def test_a_policy_that_fails_tells_the_client_why():
         assert client.open_episodes == []
         rig.await_error()
         assert "no-thirteen" in str(rig.error)  # here sample() raises; field case 20 asks for this or a next answer
+
+
+def test_a_policy_that_fails_for_one_episode_of_a_batch_ends_all_of_it():
+    """Of the others nobody knows whether an action was chosen for them."""
+    evaluator = CommonPolicyEvaluator(ServingEnv(OBS_SPACE, ACTION_SPACE), Picky)
+    with PolicyServer(evaluator, HttpSettings(port=0)) as server, sync_client(server.url) as client:
+        names = [client.start_episode() for _ in range(3)]
+        with pytest.raises(ServingError, match="cannot bear 13"):
+            client.get_actions([[1, 0], [1, 13]], names[:2])
+        assert client.open_episodes == names[2:] == evaluator.env.env.open_episodes
+        assert client.get_action(at(2, 0)) == answer(2, 0)
 
 
 def test_an_expired_episode_is_lost_and_says_why():
