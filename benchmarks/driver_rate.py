@@ -22,9 +22,7 @@ def measure(num_workers: int, rows: int, seconds: float) -> dict[str, float]:
     with EvaluatorSet.create(functools.partial(RowEvaluator, sizes=(rows,)), num_workers) as evaluators:
         evaluators.sync_weights()
         requests = Requests(evaluators)
-        for worker in range(num_workers):
-            for _ in range(2):
-                requests.ask(worker)
+        requests.ask_all(2)
         _take_for(requests, 0.5)
         started, cpu = time.perf_counter(), time.process_time()
         fragments, num_bytes = _take_for(requests, seconds)

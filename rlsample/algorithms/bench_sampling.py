@@ -86,9 +86,7 @@ def _measure_workers(evaluators: EvaluatorSet, seconds: float) -> dict[str, Any]
     evaluators.sync_weights()
     requests = Requests(evaluators)
     workers = range(evaluators.num_remote)
-    for worker in workers:
-        for _ in range(_AHEAD):
-            requests.ask(worker)
+    requests.ask_all(_AHEAD)
     answered = dict.fromkeys(workers, 0)
     while min(answered.values()) < 3:
         for answer in requests.take():

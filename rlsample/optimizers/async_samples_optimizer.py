@@ -256,9 +256,10 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
 
     def close(self) -> None:
         """Ends the threads and the devices' processes; evaluators stay open. Idempotent, within five seconds."""
+        deadline = time.monotonic() + 4.0
         self._threads.stop()
         try:
             if self._group is not None:
                 self._group.close()
         finally:
-            self._threads.close()
+            self._threads.close(max(0.5, deadline - time.monotonic()))

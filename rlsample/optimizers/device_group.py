@@ -328,8 +328,10 @@ class _Ranks:
 
     def close(self) -> None:
         self._leave()
-        self._engine.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        try:
+            self._engine.close()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _checked_device(support: MultiDeviceSupport, name: str) -> torch.device:
