@@ -9,6 +9,7 @@ from typing import Any
 from rlsample.errors import ConfigError
 from rlsample.evaluation.evaluator_set import EvaluatorSet
 from rlsample.optimizers.policy_optimizer import PolicyOptimizer
+from rlsample.policy.policy_group import PolicyGroup
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
 
@@ -36,10 +37,18 @@ class MicrobatchOptimizer(PolicyOptimizer):
 
     The mean is weighted by rows: for a loss that is a mean over rows it is the gradient on all rows at once, whatever
     the size of the parts.
+
+    Raises:
+        ConfigError: several policies (``policy_mapping_fn``), each of which has a mean of its own.
     """
 
     def __init__(self, evaluators: EvaluatorSet, settings: MicrobatchSettings | None = None) -> None:
         super().__init__(evaluators)
+        if isinstance(getattr(evaluators.local, "policy", None), PolicyGroup):
+            raise ConfigError(
+                "the rows of several policies cannot be weighed against each other in parts of a batch: train them "
+                "with SyncSamplesOptimizer"
+            )
         self.settings = settings or MicrobatchSettings()
         self._step_s = self._gradient_s = self._apply_s = 0.0
         self._steps = 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rlsample.policy.impala import IMPALAPolicy, IMPALASettings
     from rlsample.policy.model_settings import ModelSettings
     from rlsample.policy.policy import ActOutput, Policy
+    from rlsample.policy.policy_group import PolicyGroup
     from rlsample.policy.ppo import PPOPolicy, PPOSettings
     from rlsample.policy.random_policy import RandomPolicy
     from rlsample.policy.torch_policy import TorchPolicy
@@ -35,6 +36,7 @@ __all__ = [
     "PPOPolicy",
     "PPOSettings",
     "Policy",
+    "PolicyGroup",
     "RandomPolicy",
     "TorchPolicy",
     "TorchSettings",
@@ -61,6 +63,7 @@ _MODULES = {
     "PPOPolicy": "ppo",
     "PPOSettings": "ppo",
     "Policy": "policy",
+    "PolicyGroup": "policy_group",
     "RandomPolicy": "random_policy",
     "TorchPolicy": "torch_policy",
     "TorchSettings": "torch_settings",

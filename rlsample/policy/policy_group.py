@@ -14,6 +14,7 @@ from rlsample.tree import Tree, assign, gather, map_tree
 
 __all__ = ["PolicyGroup"]
 
+_TD_ERRORS = "td_errors"  # of each row, for its priority in a replay buffer
 _NO_AGENTS = "several policies act here: which one it is depends on the agent, and nothing says which agent this is"
 
 
@@ -111,7 +112,7 @@ class PolicyGroup(Policy):
     def compute_gradients(self, batch: SampleBatch) -> tuple[Gradients, dict[str, float]]:
         gradients: Gradients = {}
         stats: dict[str, float] = {}
-        for name, policy, part in self._parts(batch):
+        for name, policy, part, _ in self._parts(batch):
             found, told = policy.compute_gradients(part)
             gradients.update(_named(name, found))
             stats.update(_named(name, told))
@@ -132,19 +133,23 @@ class PolicyGroup(Policy):
         self.version += 1
 
     def learn(self, batch: SampleBatch) -> dict[str, float]:
-        stats: dict[str, float] = {}
-        for name, policy, part in self._parts(batch):
-            stats.update(_named(name, policy.learn(part)))
+        """Each policy's update on its rows. ``td_errors`` of all are one array again; 0 where nothing was learnt."""
+        stats: dict[str, Any] = {}
+        for name, policy, part, mine in self._parts(batch):
+            told: dict[str, Any] = dict(policy.learn(part))
+            if _TD_ERRORS in told:
+                stats.setdefault(_TD_ERRORS, np.zeros(batch.count, np.float32))[mine] = told.pop(_TD_ERRORS)
+            stats.update(_named(name, told))
         self.version += 1
         return stats
 
-    def _parts(self, batch: SampleBatch) -> Iterator[tuple[str, Policy, SampleBatch]]:
-        """The rows of each policy that learns, where there are any."""
+    def _parts(self, batch: SampleBatch) -> Iterator[tuple[str, Policy, SampleBatch, np.ndarray]]:
+        """The rows of each policy that learns, where there are any, and which they are: bool[N]."""
         which = self._which(batch)
         for number, name in enumerate(self._order):
             rows = which == number
             if name in self.trained and rows.any():
-                yield name, self.trained[name], batch if rows.all() else batch.select(rows)
+                yield name, self.trained[name], _rows_of(batch, rows), rows
 
     def _which(self, batch: SampleBatch) -> np.ndarray:
         if AGENT_ID not in batch:

@@ -1,16 +1,22 @@
 """Several policies in a served episode: who acts for whom, whose rows each learns from, and what cannot work."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
 
-from rlsample.errors import ConfigError
+from rlsample.engine import ThreadEngine
+from rlsample.env import MultiAgentServingEnv
+from rlsample.errors import ConfigError, ServingError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet
 from rlsample.optimizers import SyncSamplesOptimizer, SyncSamplesSettings
-from rlsample.policy import PPOPolicy, PPOSettings, RandomPolicy
+from rlsample.policy import DQNPolicy, PPOPolicy, PPOSettings, RandomPolicy
 from rlsample.policy.policy_group import PolicyGroup
 from rlsample.sample_batch import SampleBatch
 from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Player, RuledPolicy, at, drained, rows_of
 from tests.env.serving.test_multi_agent import AGENTS, BOTH_MODES, Match
+from tests.env.serving.test_optimizers import OPTIMIZERS, SETS, SPACES
 
 ALL = {"rollout_fragment_length": 50}  # more than there is: one batch
 NAMES = {"a": "red", "b": "blue", "c": "red"}
@@ -181,6 +187,75 @@ def test_two_policies_learn_opposite_things(serve):
     obs = np.zeros((1, 2), np.float32)
     for name, action in (("red", 0), ("blue", 2)):
         assert np.exp(ev.policy.policies[name].logp(obs, np.array([action]))[0]) > 0.8
+
+
+class Duel(MultiAgentServingEnv):
+    """Two agents play episodes of three and four steps, without end."""
+
+    def run(self):
+        try:
+            for number in itertools.count():
+                self.start_episode()
+                for k in range(3):
+                    self.get_action({agent: at(number % 9, k) for agent in "ab"})
+                    self.log_returns({"a": 1.0, "b": 2.0})
+                self.end_agents({"a": at(number % 9, 3)})
+                self.get_action({"b": at(number % 9, 3)})
+                self.end_episode({"b": at(number % 9, 4)}, truncated=True)
+        except ServingError:
+            if not self.over:
+                raise
+
+
+REFUSED = {"async samples with loaders": "cannot be trained from loaded rows", "multi gpu": "cannot be trained from"}
+REFUSED["microbatch"] = "train them with SyncSamplesOptimizer"
+
+
+@pytest.mark.parametrize(("name", "num_workers"), SETS, ids=[f"{name} {workers}" for name, workers in SETS])
+def test_every_optimizer_trains_several_policies_or_says_that_it_does_not(name, num_workers):
+    policy, make_optimizer = OPTIMIZERS[name]
+
+    def make(index):
+        return CommonPolicyEvaluator(
+            Duel(*SPACES, ["a", "b"]),
+            {"red": policy, "blue": policy},
+            policy_mapping_fn={"a": "red", "b": "blue"}.get,
+            worker_index=index,
+            rollout_fragment_length=6,
+            sample_queue_full="wait",
+        )
+
+    with EvaluatorSet.create(make, num_workers, ThreadEngine()) as evaluators:
+        if name in REFUSED:
+            with pytest.raises(ConfigError, match=REFUSED[name]):
+                make_optimizer(evaluators)
+            return
+        before = evaluators.local.get_weights()
+        with make_optimizer(evaluators) as optimizer:
+            deadline, seen = time.monotonic() + 60.0, set()
+            while not {"red/loss", "blue/loss"} <= seen:
+                assert time.monotonic() < deadline, seen
+                seen |= set(optimizer.step())
+            assert optimizer.num_steps_trained > 0
+        after = evaluators.local.get_weights()
+        changed = {key.partition("/")[0] for key in after if not np.array_equal(after[key], before[key])}
+        assert changed == {"red", "blue"}
+
+
+def test_td_errors_come_back_in_the_order_of_the_rows(serve):
+    """Prioritised replay gives each row's to its place; 0 for those nobody learns from."""
+    options = {"policy_mapping_fn": NAMES.get, "policies_to_train": ["blue"], **ALL}
+    ev = serve(Match(play_three), {"red": DQNPolicy, "blue": DQNPolicy}, **options)
+    batch = ev.sample()
+    columns = ("obs", "actions", "rewards", "terminated", "next_obs", "agent_id", "nstep_returns", "nstep_discounts")
+    rows = SampleBatch({name: batch[name] for name in columns}).select(np.array([6, 0, 4, 2, 5]))
+    rows["replay_id"] = np.arange(5)
+    alone = DQNPolicy(OBS_SPACE, ACTION_SPACE, seed=5)
+    alone.set_state(ev.policy.policies["blue"].get_state())
+    expected = alone.learn(rows.select(np.array([0, 2, 4])))["td_errors"]
+    errors = ev.compute_apply(rows)["td_errors"]
+    assert errors.tolist() == [expected[0], 0, expected[1], 0, expected[2]]
+    assert (expected != 0).all()
 
 
 # ---------------------------------------------------------------------- what cannot work
