@@ -1,5 +1,7 @@
 """IMPALA and APPO through the train loop: presets, devices, checkpoints."""
 
+import shutil
+
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -10,10 +12,17 @@ from rlsample.optimizers import AsyncSamplesOptimizer
 SMALL = {"env": "CartPole-v1", "num_workers": 1, "num_envs": 2, "hidden": (16,), "seed": 5}
 
 
-def test_impala_goes_on_from_its_checkpoint(tmp_path):
-    out = str(tmp_path / "run")
-    first = train(algo="impala", max_steps=1500, out=out, **SMALL)
+@pytest.fixture(scope="module")
+def impala(tmp_path_factory):
+    """The folder of a run, and its result; nobody may change it."""
+    folder = tmp_path_factory.mktemp("impala") / "run"
+    return folder, train(algo="impala", max_steps=1500, out=str(folder), **SMALL)
+
+
+def test_impala_goes_on_from_its_checkpoint(impala, tmp_path):
+    folder, first = impala
     assert first.env_steps >= 1500
+    out = shutil.copytree(folder, tmp_path / "run")
     with Trainer.resume(out, max_steps=3000) as trainer:
         assert isinstance(trainer.optimizer, AsyncSamplesOptimizer)
         assert trainer.env_steps == first.env_steps
@@ -24,9 +33,8 @@ def test_impala_goes_on_from_its_checkpoint(tmp_path):
         assert trainer.run().env_steps >= 3000
 
 
-def test_what_the_optimizer_says_of_itself_is_logged(tmp_path):
-    out = tmp_path / "run"
-    train(algo="impala", max_steps=1500, out=str(out), **SMALL)
+def test_what_the_optimizer_says_of_itself_is_logged(impala):
+    out, _ = impala
     rows = read_csv(out / "progress.csv")
     for name in ("policy_lag_mean", "learner_queue_size_mean", "num_dropped_rows", "learner_wait_share", "compute_s"):
         assert rows[-1][f"optimizer/{name}"] is not None, name
@@ -36,7 +44,7 @@ def test_what_the_optimizer_says_of_itself_is_logged(tmp_path):
     assert logged == pytest.approx([row["optimizer/policy_lag_mean"] for row in rows])
 
 
-@pytest.mark.parametrize("devices", [("cpu",), ("cpu", "cpu")])
+@pytest.mark.parametrize("devices", [pytest.param(("cpu",), marks=pytest.mark.slow), ("cpu", "cpu")])
 def test_appo_with_loaders(devices):
     result = train(algo="appo", max_steps=1000, num_data_loader_buffers=2, devices=devices, **SMALL)
     assert result.stopped_by == "max_steps"
