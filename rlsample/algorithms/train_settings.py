@@ -20,7 +20,9 @@ class TrainSettings:
     env: Any = option("CartPole-v1", "a Gymnasium id; from Python anything as_base_env takes")  # noqa: RUF009
     num_envs: int = option(8, "slots: sub-envs stepped together")
     num_workers: int | None = option(
-        None, "evaluators in processes that sample for the local one; none: as the algorithm likes (a3c 2, others 0)"
+        None,
+        "evaluators in processes that sample for the local one; none: as the algorithm likes (a3c, impala, appo and "
+        "apex 2, others 0)",
     )
     seed: int = option(0, "seeds envs, policy and minibatches; the same seed gives the same run")
     stop_return: float | None = option(None, "stop once the mean return of the last 100 episodes is this or more")
