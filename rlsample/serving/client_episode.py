@@ -34,17 +34,19 @@ class ClientEpisode:
         t: actions the server has, as far as it has said so.
         reward: logged and not yet sent.
         sent: the reward that the unanswered call took along.
-        unanswered: the call that is on its way, or went without an answer.
+        unanswered: the call that is on its way, or the last one that went without an answer.
+        tried: all of those since the last answer. The server may have done one of them, and refuses the others.
         acted: there is an action to which a reward can belong.
     """
 
-    __slots__ = ("acted", "calls", "id", "in_use", "number", "reward", "sent", "t", "unanswered")
+    __slots__ = ("acted", "calls", "id", "in_use", "number", "reward", "sent", "t", "tried", "unanswered")
 
     def __init__(self, episode_id: str, number: int) -> None:
         self.id, self.number = episode_id, number
         self.calls = self.t = 0
         self.reward = self.sent = 0.0
         self.unanswered: SentCall | None = None
+        self.tried: list[SentCall] = []
         self.acted = False
         self.in_use = threading.Lock()
 
@@ -83,6 +85,8 @@ class ClientEpisode:
         before, self.unanswered = self.unanswered, call
         if before is None:
             self.sent, self.reward = self.reward, 0.0
+        if call not in self.tried:
+            self.tried.append(call)
         return before
 
     def take_back(self, before: SentCall | None) -> None:
@@ -90,6 +94,15 @@ class ClientEpisode:
         self.unanswered = before
         if before is None:
             self.reward, self.sent = self.reward + self.sent, 0.0
+            self.tried.clear()
+
+    def done_instead(self, call: SentCall) -> str | None:
+        """The kind of the call that the server has done, as it refuses this one in its place; None: this one, asked
+        about another observation."""
+        other = next((one for one in self.tried if one != call), None)
+        if other is not None:
+            return other.kind
+        return None if call.kind == ASK else call.kind
 
     def settle(self, done: bool, kind: str) -> None:
         """The server has done the unanswered call, of this kind; or has refused it, and nothing was done."""
@@ -100,3 +113,4 @@ class ClientEpisode:
             self.t += 1
         self.calls += 1
         self.sent, self.unanswered = 0.0, None
+        self.tried.clear()

@@ -223,22 +223,24 @@ class RemoteCalls:
                 values["rewards"] = [episode.sent for episode in episodes]
         elif episodes[0].acted or "info" in values:
             values["reward"] = episodes[0].sent
-        done, kind = False, call.kind
         try:
             answer = yield from self._exchange.call("POST", path, values, key, timeout_s, of_episode=True)
-        except (RefusedCall, SpaceError, EpisodeLostError) as e:
-            if isinstance(e, RefusedCall) and e.code == "key_reused" and before[0] is not None:
-                done, kind = True, before[0].kind  # this one was refused as that one is known
+        except Unsendable:
             for episode, earlier in zip(episodes, before, strict=True):
-                if isinstance(e, Unsendable) or (done and kind == ASK):
+                episode.take_back(earlier)
+            raise
+        except (RefusedCall, SpaceError, EpisodeLostError) as e:
+            reused = isinstance(e, RefusedCall) and e.code == "key_reused"
+            for episode, earlier in zip(episodes, before, strict=True):
+                instead = episode.done_instead(call) if reused else None
+                if reused and instead is None:
                     episode.take_back(earlier)
+                    episode.require_no_question()
                 else:
-                    episode.settle(done, kind)
-            if done and kind == ASK:
-                episodes[0].require_no_question()
+                    episode.settle(reused, instead or call.kind)
             raise
         for episode in episodes:
-            episode.settle(True, kind)
+            episode.settle(True, call.kind)
         return answer
 
 
