@@ -154,11 +154,8 @@ class EpisodeCalls:
         self.add_reward(episode, call.reward, call.info)
 
     def end(self, episode: OpenEpisode, call: Any) -> None:
-        """Ends an episode.
-
-        Cut off, it may end at the count before its last action, also while that is awaited: it was not carried out.
-        """
-        if call.truncated and episode.t and (call.t == episode.t - 1 or (call.t is None and episode.busy)):
+        """Ends an episode. Cut off, it may end before an action that it asked for and did not carry out."""
+        if call.truncated and episode.asked and (call.t == episode.t - 1 or (call.t is None and episode.busy)):
             self._require_serving()
             self.checked(self.codec.obs, call.obs)
             self.desk.abandon(episode.served, "has ended")
@@ -178,6 +175,7 @@ class EpisodeCalls:
         """Books an action; there is room for it."""
         self._desk_call(self.desk.log, episode.served, obs, action, logp)
         episode.t += 1
+        episode.asked = False
         self._count_rows(episode, 1)
 
     def add_reward(self, episode: OpenEpisode, reward: float, info: dict[str, Any] | None = None) -> None:
@@ -229,7 +227,7 @@ class EpisodeCalls:
             except ServingError as e:  # closed between the checks and here
                 self._mail_in(waiter, index, e)
                 continue
-            episode.busy = True
+            episode.busy = episode.asked = True
             episode.t += 1
         if not self._turn_comes:
             self._turn_comes = True

@@ -17,17 +17,17 @@ class OpenEpisode:
 
     Attributes:
         served: the episode itself. ``t``: actions so far.
-        busy: a request waits for its action.
+        asked: the last of them was asked for, not logged. ``busy``: a request waits for it.
         answers: the latest, by idempotency key.
         total: rewards that counted.
     """
 
-    __slots__ = ("answers", "busy", "served", "t", "total")
+    __slots__ = ("answers", "asked", "busy", "served", "t", "total")
 
     def __init__(self, served: ServedEpisode) -> None:
         self.served = served
         self.t = 0
-        self.busy = False
+        self.asked = self.busy = False
         self.total = 0.0
         self.answers = AnswerBook(_KEPT_ANSWERS)
 

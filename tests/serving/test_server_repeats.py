@@ -122,6 +122,17 @@ def test_an_end_without_the_last_answer_leaves_that_action_out():
         assert rig.episodes(1) == [[((1.0, 0.0), (1.0, 1.0), 1, 3.0, False, True, 0)]]
 
 
+def test_an_end_that_does_not_know_of_a_logged_action_is_refused():
+    """It was carried out, so it is no action to leave out: the client has lost count."""
+    with Rig(batch_mode="complete_episodes") as rig, callers(rig.server) as call:
+        episode = call.start()
+        assert call("action", episode, obs=[1, 0]).value["t"] == 1
+        assert call("log_action", episode, obs=[1, 1], action=2).status == 200
+        assert call("end", episode, obs=[1, 1], t=1, truncated=True).code == "conflict"
+        assert call("end", episode, obs=[1, 2], t=2, truncated=True).status == 200
+        assert [row[2] for row in rig.episodes(2)[0]] == [1, 2]
+
+
 def test_an_end_before_the_first_action_was_carried_out_leaves_no_row():
     with Rig() as rig, callers(rig.server) as call:
         episode = call.start()
