@@ -50,29 +50,31 @@ class NextObsRing:
         if nxt is None or nxt.source is not None:
             nxt = NextObs(-1 - np.arange(count, dtype=np.int64), batch[NEXT_OBS])
         apart = (nxt.index <= np.arange(count)).nonzero()[0]  # rows whose next observation is no later row's own
+        if len(apart) and not tree.alike(nxt.extra, batch[OBS]):
+            forms = tree.row_form(nxt.extra), tree.row_form(batch[OBS])
+            raise ConfigError(f"replay: next_obs is {forms[0]} per row, and obs is {forms[1]}")
         index = nxt.index + start
         whole = start + count <= self._capacity
         if not whole:
             index %= self._capacity
-        if len(apart):
-            if not tree.alike(nxt.extra, batch[OBS]):
-                forms = tree.row_form(nxt.extra), tree.row_form(batch[OBS])
-                raise ConfigError(f"replay: next_obs is {forms[0]} per row, and obs is {forms[1]}")
-            used, last_rows = nxt.index[apart], apart
-            index[apart] = -1 - self._num_extra
-            if len(apart) > 1:  # rows of one n-step window share their last observation
-                is_start = np.ones(len(used), bool)
-                np.not_equal(used[1:], used[:-1], out=is_start[1:])
-                index[apart] = -self._num_extra - is_start.cumsum()
-                last_rows = apart[np.append(is_start[1:], True)]
-                used = used[is_start]
-            own = bool(np.maximum.reduce(used) >= 0)
-            obs = NextObs(used, nxt.extra).gather(batch[OBS]) if own else tree.gather(nxt.extra, -1 - used)
-            self._store(obs, first + last_rows, first + count - self._capacity)
+        staying = first + count - self._capacity
+        if len(apart) == 1:  # index arrays would take three times as long
+            row, used = apart.item(), nxt.index.item(apart.item())
+            source, at = (nxt.extra, -1 - used) if used < 0 else (batch[OBS], used)
+            index[row] = -1 - self._num_extra
+            self._store(tree.gather(source, slice(at, at + 1)), 1, first + row, staying)
+        elif len(apart):
+            used = nxt.index[apart]
+            is_start = np.ones(len(used), bool)  # rows of one n-step window share their last observation
+            np.not_equal(used[1:], used[:-1], out=is_start[1:])
+            index[apart] = -self._num_extra - is_start.cumsum()
+            last_rows = first + apart[np.append(is_start[1:], True)]
+            self._store(NextObs(used[is_start], nxt.extra).gather(batch[OBS]), len(last_rows), last_rows, staying)
         self._index[slice(start, start + count) if whole else np.arange(first, first + count) % self._capacity] = index
 
-    def _store(self, obs: Tree, last_rows: np.ndarray, first_staying: int) -> None:
-        count, end = len(last_rows), self._num_extra + len(last_rows)
+    def _store(self, obs: Tree, count: int, last_rows: int | np.ndarray, first_staying: int) -> None:
+        """Adds ``count`` extras: observations, and the last row that uses each."""
+        end = self._num_extra + count
         if end - self._oldest > self._room:
             self._oldest = bisect.bisect_left(
                 range(self._num_extra),
