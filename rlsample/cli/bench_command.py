@@ -68,7 +68,7 @@ def print_figures(found: Mapping[str, Any], as_json: bool) -> None:
 def sampling(
     env: str, num_envs: int, num_workers: int, vectorize: str, inference: str, seconds: float, as_json: bool
 ) -> None:
-    """Actions per second of one evaluator on one core, or of several in processes; two 64x64 nets, full rows kept."""
+    """Actions per second of one evaluator on one core, or of several in processes. Two 64x64 nets, full rows kept."""
     from rlsample.algorithms.bench_sampling import bench_sampling
 
     found = bench_sampling(
