@@ -30,6 +30,7 @@ from rlsample.optimizers.row_memory import HostRows, Memory, MinibatchIndex, Sha
 from rlsample.optimizers.shards import fragment_minibatches, row_minibatches, split_fragments, split_rows
 from rlsample.sample_batch import SampleBatch
 from rlsample.settings import option
+from rlsample.torch_view import device_named
 
 __all__ = ["DeviceGroup", "DeviceSettings"]
 
@@ -48,7 +49,7 @@ class DeviceSettings:
             raise ConfigError("devices is empty; name at least one, such as cpu or cuda:0")
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
-        kinds = {torch.device(device).type for device in self.devices}
+        kinds = {device_named(device).type for device in self.devices}
         if len(kinds) > 1:
             raise ConfigError(f"devices {', '.join(self.devices)} are of different kinds; use CPUs only or GPUs only")
 
@@ -336,7 +337,7 @@ class _Ranks:
 
 def _checked_device(support: MultiDeviceSupport, name: str) -> torch.device:
     """The first device, if the module's parameters are there."""
-    wanted = torch.device(name)
+    wanted = device_named(name)
     parameter = next(iter(support.module.parameters()), None)
     if parameter is None:
         raise ConfigError("the module has no parameters to train")

@@ -25,7 +25,7 @@ from rlsample.policy.obs_encoding import Encoded, ObsEncoder
 from rlsample.policy.policy import ActOutput, Gradients, Policy, Weights
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
-from rlsample.torch_view import as_tensor
+from rlsample.torch_view import as_tensor, check_device
 from rlsample.tree import Tree, map_tree, num_rows
 
 __all__ = ["TorchPolicy"]
@@ -79,7 +79,7 @@ class TorchPolicy(Policy):
         if self._encoder.has_mask and not self.distribution.mask_sizes:
             raise SpaceError(f"observations have an action_mask, but {action_space} has no choices to mask")
         model_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
-        self.device = torch.device(self.settings.device)
+        self.device = check_device(self.settings.device)
         self._on_cpu = self.device.type == "cpu"
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(model_seed.generate_state(1)[0]))
