@@ -100,11 +100,12 @@ def pool_of(make, num_envs=3, seed=0, **pool):
     return as_base_env(make, num_envs, seed=seed, backend="process", pool={"start_method": "fork", **pool})
 
 
-@pytest.mark.parametrize(("ordered", "workers"), [(True, 2), (False, 3)])
-def test_conformance_of_the_pool(ordered, workers):
+@pytest.mark.parametrize(("ordered", "workers", "rules"), [(True, 2, None), (False, 3, [1, 2, 3, 6, 8, 9])])
+def test_conformance_of_the_pool(ordered, workers, rules):
     pool = {"num_workers": workers, "ordered": ordered}
     found = check_base_env(
         lambda seed: pool_of(lambda ctx: Chatty(), seed=seed, **pool),
+        rules,
         reference=lambda slot: Chatty(),
         make_other=lambda seed: as_base_env(lambda ctx: Chatty(), 3, seed=seed),
         make_faulty=lambda seed: pool_of(lambda ctx: Raising(ctx.slot_index), seed=seed, **pool),
@@ -118,6 +119,7 @@ def test_conformance_of_the_inline_loop():
         lambda seed: as_base_env(lambda ctx: Chatty(), 3, seed=seed),
         reference=lambda slot: Chatty(),
         make_faulty=lambda seed: as_base_env(lambda ctx: Raising(ctx.slot_index), 3, seed=seed),
+        rounds=12,
     )
     assert set(found.values()) == {"ok"}
 

@@ -11,15 +11,16 @@ from rlsample.testing import CountEnv, check_base_env
 from rlsample.testing.faulty_env import Fault, faulty_factory
 
 ENDS = ("term", "trunc", "both")
+STEPPED = [1, 2, 3, 6, 8, 9, 10]  # the other rules are kept before a worker hears of anything, in every layout alike
 LAYOUTS = [
-    {"num_workers": 1},
-    {"num_workers": 2},
-    {"num_workers": 3, "reset_ahead": False},
-    {"num_workers": 3, "groups": 2},
-    {"num_workers": 1, "ordered": False},
-    {"num_workers": 2, "batch_size": 2},
-    {"num_workers": 3, "ordered": False, "reset_ahead": False},
-    {"num_workers": 2, "spin_us": 50.0},
+    ({"num_workers": 1}, None),
+    ({"num_workers": 2}, STEPPED),
+    ({"num_workers": 3, "reset_ahead": False}, STEPPED),
+    ({"num_workers": 3, "groups": 2}, None),
+    ({"num_workers": 1, "ordered": False}, STEPPED),
+    ({"num_workers": 2, "batch_size": 2}, None),
+    ({"num_workers": 3, "ordered": False, "reset_ahead": False}, STEPPED),
+    ({"num_workers": 2, "spin_us": 50.0}, STEPPED),
 ]
 
 
@@ -76,14 +77,16 @@ def check(make_env, num_envs, pool, *, rules=None, **conditions):
     assert set(found.values()) == {"ok"}
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(f"{k}={v}" for k, v in layout.items()))
-def test_forked_pools_of_three(layout):
-    check(counting, 3, {"start_method": "fork", **layout}, reference=lambda s: CountEnv(3 + s % 3, ENDS[s % 3]))
+@pytest.mark.parametrize(("layout", "rules"), LAYOUTS, ids=str)
+def test_forked_pools_of_three(layout, rules):
+    pool = {"start_method": "fork", **layout}
+    check(counting, 3, pool, rules=rules, reference=lambda s: CountEnv(3 + s % 3, ENDS[s % 3]))
 
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_trees_of_observations_and_actions(ordered):
-    check(Seeded, 3, {"start_method": "fork", "num_workers": 2, "ordered": ordered}, reference=lambda s: Seeded())
+    pool = {"start_method": "fork", "num_workers": 2, "ordered": ordered}
+    check(Seeded, 3, pool, rules=None if ordered else STEPPED, reference=lambda s: Seeded())
 
 
 @pytest.mark.parametrize("ordered", [True, False])

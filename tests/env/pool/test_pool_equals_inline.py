@@ -84,7 +84,7 @@ def test_trees(num_steps):
 
 @pytest.mark.parametrize("pool", [{}, {"reset_ahead": False}, {"num_workers": 1}, {"num_workers": 7}])
 def test_partial_sends_and_resets_in_mid_episode(pool):
-    same_games(Seeded, 7, 1500, partly=True, pool=pool)
+    same_games(Seeded, 7, 800, partly=True, pool=pool)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2, 5])
@@ -117,7 +117,7 @@ class Faulty(Seeded):
 
 
 def test_failures_read_alike():
-    same_games(Faulty, 5, 1500, max_restarts=1000, restart_backoff_s=0.0)
+    same_games(Faulty, 5, 800, max_restarts=1000, restart_backoff_s=0.0)
 
 
 def test_field_case_4_dtypes_and_structure(make_pool):
@@ -208,7 +208,7 @@ def test_discrete_actions_arrive_as_python_ints_from_their_start(make_pool):
     assert seen == [{"l"}, {"m"}, {"r"}] * 2
 
 
-@pytest.mark.parametrize(("num_steps", "least_games"), [(2000, 0), pytest.param(10_000, 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("num_steps", "least_games"), [(800, 0), pytest.param(10_000, 4, marks=pytest.mark.slow)])
 def test_pong_equals_inline(num_steps, least_games):
     """With sticky actions, so that the emulator's own generator is in play."""
     pytest.importorskip("ale_py")
