@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +16,12 @@ from rlsample.algorithms.run_config import RunConfig, env_name
 from rlsample.algorithms.run_folder import find_run, load_state, read_config
 from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator
+from rlsample.torch_view import check_device
 from rlsample.tree import concat, gather
 
 __all__ = ["EvalResult", "evaluate", "load_policy", "play"]
+
+log = logging.getLogger(__name__)
 
 MAX_SLOTS = 8
 
@@ -83,7 +88,7 @@ def load_policy(
 ) -> tuple[CommonPolicyEvaluator, RunConfig, int, int]:
     """An evaluator with a run's weights and filter statistics, on fresh envs stepped one by one.
 
-    Nothing of the checkpoint is unpickled.
+    It acts on the run's device, or on the CPU where that device is not here. Nothing of the checkpoint is unpickled.
 
     Returns:
         the evaluator (the caller closes it), the run's config, its env steps, and the seed of the envs.
@@ -94,10 +99,22 @@ def load_policy(
     if seed is None:
         seed = child_seed(config.train.seed, "evaluation")
     options = {"vectorize": "loop", "sample_async": False, **changes}
+    config = _on_a_device_that_is_here(config)
     evaluator = build_evaluator(config, num_envs=num_envs, seed=seed, **options)
     evaluator.policy.set_state(state["evaluator"]["policy"])
     evaluator.filter.set_state(state["evaluator"]["filter"])
     return evaluator, config, int(state["optimizer"]["num_steps_sampled"]), seed
+
+
+def _on_a_device_that_is_here(config: RunConfig) -> RunConfig:
+    if not hasattr(config.policy, "device"):
+        return config
+    try:
+        check_device(config.policy.device)
+    except ConfigError as error:
+        log.warning("%s: the policy acts on the CPU", error)
+        return dataclasses.replace(config, policy=dataclasses.replace(config.policy, device="cpu"))
+    return config
 
 
 def play(

@@ -1,5 +1,6 @@
 """Evaluation: whole episodes, as many as asked, one share per slot; nothing is learned or unpickled."""
 
+import json
 import pickle
 
 import gymnasium
@@ -42,6 +43,15 @@ def run(tmp_path):
     with Trainer(configure(env=make, out=str(tmp_path), tensorboard=False, **options)) as trainer:
         trainer.run()
     return tmp_path
+
+
+def test_a_run_from_a_device_that_is_not_here_is_played_on_the_cpu(run, caplog):
+    path = run / "config.json"
+    document = json.loads(path.read_text())
+    document["policy"]["device"] = "cuda:99"
+    path.write_text(json.dumps(document))
+    assert evaluate(run, 3, env=make).lengths.tolist() == [1, 2, 3]
+    assert ["'cuda:99'" in record.message and "CPU" in record.message for record in caplog.records] == [True]
 
 
 def test_each_slot_plays_its_share(run):
