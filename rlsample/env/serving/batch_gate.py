@@ -44,17 +44,22 @@ class BatchGate:
         return min(self._max_batch, self.num_prompt) if self._max_wait_s else 1
 
     def wait(self, expected: int) -> None:
-        """Gives so many entries the time to come. Each time in vain doubles the batches that do without a wait."""
-        inbox = self._desk.inbox
-        inbox.wait(expected, self._max_wait_s)
-        ready = len(inbox.ready)
-        if ready >= expected:
-            self._vain = 0
-            return
-        if ready:
+        """Gives so many entries the time to come. Each time in vain doubles the batches that do without a wait.
+
+        The time counts from when the last client was woken for its answer: before, it cannot have asked again.
+        """
+        inbox, answered = self._desk.inbox, self._desk.answered
+        untold = len(answered) + 1
+        while len(answered) < untold and not self._desk.registry.stopped:
+            untold = len(answered)
+            inbox.wait(expected, self._max_wait_s)
+            if len(inbox.ready) >= expected:
+                self._vain = 0
+                return
+        if inbox.ready:
             self._late = True
             self._vain = self._num_hasty = min(2 * self._vain + 1, _MOST_HASTY)
-        if self._desk.answered:
+        if answered:
             self._desk.wake_all()  # those who should have been woken by others
 
     def wait_long(self, expected: int, timeout_s: float) -> None:

@@ -24,7 +24,7 @@ class ServingSettings:
     """
 
     max_batch: int | None = option(None, "most requests answered by one forward pass; null: all that are there")
-    max_wait_us: float = option(2000.0, "most microseconds a batch waits for episodes that asked in time before")
+    max_wait_us: float = option(2000.0, "most microseconds a batch waits for answered episodes that were prompt before")
     idle_timeout_s: float | None = option(300.0, "seconds without a call that end an episode as truncated; null: never")
     when_full: str = option("block", "with max_concurrent open episodes, start_episode: block (waits) or error")
     timeout_s: float = option(60.0, "seconds a call waits for an answer, a place or room in the queue")
