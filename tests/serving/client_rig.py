@@ -87,6 +87,23 @@ class Rig:
         return sorted(rows_of(self.finish(count)).values())
 
 
+class Unsampled(Rig):
+    """Nobody samples until ``sample`` is called."""
+
+    def __enter__(self):
+        self.server.start()
+        return self
+
+    def sample(self):
+        self._thread.start()
+
+    def __exit__(self, *exc):
+        self.server.close()
+        self.evaluator.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+
 def quick(**options):
     """Settings for tests: short pauses."""
     return ClientSettings(**{"timeout_s": LIMIT_S, "backoff_s": 0.01, **options})

@@ -8,7 +8,7 @@ import pytest
 from rlsample.serving import episode_calls
 from rlsample.serving.app import ServingApp
 from tests.env.serving.conftest import Picky
-from tests.serving.client_rig import Rig
+from tests.serving.client_rig import Rig, Unsampled
 from tests.serving.http_rig import LIMIT_S, Background, await_true, callers, raw_exchange
 
 
@@ -23,23 +23,6 @@ def long_way(monkeypatch):
 
     monkeypatch.setattr(ServingApp, "__call__", noted)
     return taken
-
-
-class Unsampled(Rig):
-    """Nobody samples until ``sample`` is called."""
-
-    def __enter__(self):
-        self.server.start()
-        return self
-
-    def sample(self):
-        self._thread.start()
-
-    def __exit__(self, *exc):
-        self.server.close()
-        self.evaluator.close()
-        if self._thread.ident is not None:
-            self._thread.join()
 
 
 def waiting(rig):

@@ -11,7 +11,7 @@ from rlsample.policy.policy import ActOutput
 from rlsample.serving.wire import JSON, MSGPACK, array_to_json
 from rlsample.testing.scripted_policy import ScriptedPolicy
 from tests.env.serving.conftest import answer, at
-from tests.serving.client_rig import Rig
+from tests.serving.client_rig import Rig, Unsampled
 from tests.serving.http_rig import Background, await_true, callers
 
 
@@ -289,23 +289,6 @@ def test_a_refused_call_leaves_its_key_free():
         episode = call.start()
         assert call("action", episode, key="1", obs=[1, 0], t=5).status == 409
         assert call("action", episode, key="1", obs=[1, 0]).value["t"] == 1
-
-
-class Unsampled(Rig):
-    """Nobody samples until ``sample`` is called."""
-
-    def __enter__(self):
-        self.server.start()
-        return self
-
-    def sample(self):
-        self._thread.start()
-
-    def __exit__(self, *exc):
-        self.server.close()
-        self.evaluator.close()
-        if self._thread.ident is not None:
-            self._thread.join()
 
 
 def test_a_retry_that_overtakes_shares_the_answer():
