@@ -1,4 +1,4 @@
-"""IMPALA on Pong plays better than chance: 40 minutes or so on two free cores, `make test-slow`.
+"""IMPALA on Pong plays better than chance: 16 minutes beside a dozen other jobs on two cores, `make test-slow`.
 
 The command of docs/algorithms.md. Random play is measured first, on the same games: -20.2 in the mean, not -21, since
 a paddle that trembles meets the ball now and then.
@@ -15,18 +15,17 @@ pytestmark = pytest.mark.slow
 
 GAMES = {"img_height": 42, "img_width": 42, "groups": 2, "num_threads": 1}
 OPTIONS = {
+    "conv_filters": (16, 4, 2, 32, 4, 2),
     "image_features": 256,
-    "rollout_fragment_length": 20,
-    "train_batch_size": 640,
-    "replay_proportion": 1.0,
-    "replay_buffer_num_slots": 20,
+    "image_norm_steps": 8000,
+    "rollout_fragment_length": 32,
+    "train_batch_size": 512,
     "num_sgd_iter": 2,
     "num_data_loader_buffers": 2,
-    "minibatch_size": 160,
+    "minibatch_size": 128,
     "learner_queue_size": 2,
-    "learning_rate": 6e-4,
     "max_grad_norm": 0.5,
-    "ent_coef": 0.005,
+    "ent_coef": 0.003,
 }
 
 
@@ -48,7 +47,7 @@ def test_impala_plays_better_than_chance():
     chance, error = random_play(48)
     result = train(
         algo="impala", env="atari:Pong-v5", num_workers=1, num_envs=16, env_config=GAMES, seed=0,
-        stop_return=-17.0, max_steps=2_000_000, **OPTIONS,
+        stop_return=-17.0, max_steps=800_000, **OPTIONS,
     )  # fmt: skip
     print(f"{result.return_mean:.2f} after {result.env_steps:,} steps; random {chance:.2f} +- {error:.2f}")
     assert result.episodes >= 100
