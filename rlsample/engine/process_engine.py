@@ -245,8 +245,10 @@ class ProcessEngine(Engine):
                 except BlockingIOError:
                     with handle.lock:
                         handle.start_waiting()
-                    with contextlib.suppress(ValueError):  # its socket was closed meanwhile
-                        select.select([], [handle.channel.sock], [], 0.005)
+                    with contextlib.suppress(ValueError, OSError):  # its socket was closed meanwhile
+                        writable = select.poll()  # unlike select() it takes descriptors beyond 1023
+                        writable.register(handle.channel.sock, select.POLLOUT)
+                        writable.poll(5)
                     self.pump.poll()
                 except OSError:
                     return

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 
 from rlsample.errors import ConfigError, LearnerError
@@ -204,3 +205,17 @@ def test_without_new_items_the_old_ones_go_on():
     waiting.append("b")
     assert "".join(item for item, _ in drained(ring)) == "bababb"
     assert not ring.ready()
+
+
+def test_statistics_are_means_over_the_updates_that_have_them(threads, make_batch):
+    class Odd(HalfTrained):
+        def train(self, item):
+            many = [{"loss": 1.0, "rare": 5.0}, {"loss": 3}, {"loss": np.float32(5.0)}]
+            return (many if item.count == 4 else [{"loss": 3.0, "rare": 1.0}]), item.count
+
+    batches = [TrainBatch((make_batch(0, [4]),)), TrainBatch((make_batch(4, [2]),))]
+    learner = LearnerThread(threads, Odd(batches))
+    learner.start()
+    while not learner.between_updates(lambda: not batches):
+        pass
+    assert learner.drain().stats == {"loss": 3.0, "rare": 3.0}
