@@ -26,7 +26,7 @@ from rlsample.evaluation.served_sampler import ServedSampler
 from rlsample.policy.policy import Gradients, Policy, Weights
 from rlsample.policy.policy_group import PolicyGroup
 from rlsample.sample_batch import SampleBatch
-from rlsample.tree import Tree
+from rlsample.tree import Tree, map_tree
 
 __all__ = ["CommonPolicyEvaluator"]
 
@@ -191,7 +191,13 @@ class CommonPolicyEvaluator(PolicyEvaluator):
                 out = self.policy.act(seen, explore)
             else:
                 out = self.policy.act_for(np.array([self._agent_index(agent)]), seen, explore)
-        return self._codec.check_and_split(self.sampler.to_env(out.actions), np.zeros(1, np.int64))[0]
+            return self._codec.check_and_split(self.sampler.to_env(out.actions), np.zeros(1, np.int64))[0]
+
+    def compute_actions(self, obs: Tree, explore: bool = False) -> Tree:
+        """The actions for K observations (tree [K, ...]) as the env gets them, also beside sampling. Copied."""
+        with self._acting_lock:  # a policy may use its arrays again when it acts the next time
+            out = self.policy.act(self.filter(obs, update=False), explore)
+            return map_tree(np.copy, self.sampler.to_env(out.actions))
 
     def _agent_index(self, agent: Any) -> int:
         agents = getattr(self.env, "agents", None) or ()

@@ -234,16 +234,16 @@ class PolicyServer:
                 "bad_value", f"obs holds 1 to {_MOST_ROWS} observations, stacked at the front of each array; got {rows}"
             )
         column = self._calls.checked(self._codec.obs_batch, obs, rows)
-        sampler = self.evaluator.sampler
-        if not isinstance(sampler.policy, ActingView):
+        if not isinstance(self.evaluator.sampler.policy, ActingView):
             raise HttpError("conflict", "sampling has no thread of its own here (sample_async=False): start an episode")
         version = int(self.evaluator.policy.version)
 
         def choose() -> Any:
-            out = sampler.policy.act(self.evaluator.filtered(column), self.evaluator.settings.explore)
-            return sampler.to_env(out.actions)
+            started = time.perf_counter()
+            actions = self.evaluator.compute_actions(column, self.evaluator.settings.explore)
+            self._acts_long = time.perf_counter() - started > LONG_TURN_S
+            return actions
 
-        started = time.perf_counter()
         try:
             if self._acts_long:
                 async with self._one_long_act:
@@ -252,7 +252,6 @@ class PolicyServer:
                 actions = choose()
         except Exception as e:
             raise HttpError("policy_failed", f"the policy failed: {type(e).__name__}: {e}") from e
-        self._acts_long = time.perf_counter() - started > LONG_TURN_S
         return {"actions": actions, "policy_version": version}
 
     # ------------------------------------------------------------------ threads

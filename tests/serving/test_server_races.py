@@ -102,6 +102,41 @@ def test_a_policy_that_takes_long_over_an_act_keeps_no_one_else_waiting():
         assert long.result().value["actions"] == [2, 1]
 
 
+class Thrifty(RuledPolicy):
+    """Uses its arrays again and again, as a policy may."""
+
+    def act(self, obs, explore=True):
+        out = super().act(obs, explore)
+        if not hasattr(self, "actions"):
+            self.actions = np.zeros(64, np.int64)
+        self.actions[: len(obs)] = out.actions
+        return out._replace(actions=self.actions[: len(obs)])
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_actions_beside_sampling_are_not_overwritten_by_the_next_ones(one):
+    """The sampling thread would act just when the arrays of this answer are still to be read."""
+    env = ServingEnv(OBS_SPACE, ACTION_SPACE)
+    with CommonPolicyEvaluator(env, Thrifty) as evaluator:
+        as_ever, threads = evaluator.sampler.to_env, []
+
+        def to_env(actions):
+            threads.append(
+                threading.Thread(target=evaluator.sampler.policy.act, args=(np.full((2, 2), 1, np.float32),))
+            )
+            threads[-1].start()
+            threads[-1].join(0.2)  # it may have to wait for this one
+            return as_ever(actions)
+
+        evaluator.sampler.to_env = to_env
+        obs = np.array([[0, 1], [0, 0]], np.float32)
+        if one:
+            assert evaluator.compute_action(obs[0]) == 1
+        else:
+            assert evaluator.compute_actions(obs).tolist() == [1, 0]
+        threads[0].join(LIMIT_S)
+
+
 def test_one_act_has_a_limited_number_of_observations():
     with Rig(sample_async=True) as rig, callers(rig.server) as call:
         assert len(call("act", obs=[[1, 0]] * 4096).value["actions"]) == 4096
