@@ -22,7 +22,7 @@ __all__ = ["SyncBatchReplayOptimizer", "SyncBatchReplaySettings"]
 class SyncBatchReplaySettings:
     """Options of :class:`SyncBatchReplayOptimizer`."""
 
-    learning_starts: int = option(1000, "rows kept before learning begins")
+    learning_starts: int = option(1000, "rows kept before learning begins, or as many as fit in whole samples")
     buffer_size: int = option(10_000, "rows kept, in whole samples; never more")
     train_batch_size: int = option(32, "rows to replay for one update, at least: in whole samples")
 
@@ -82,6 +82,7 @@ class SyncBatchReplayOptimizer(PolicyOptimizer):
         if batch.count > limit:
             raise ConfigError(f"a sample of {batch.count} rows does not fit a buffer of {limit}: raise buffer_size")
         while self.num_rows_kept + batch.count > limit:
+            self._learning = True  # it is full: with whole samples learning_starts may never be reached
             self.num_rows_kept -= self._samples.pop(self._num_added - len(self._samples)).count
         if batch.count:
             self._samples[self._num_added] = batch

@@ -173,6 +173,13 @@ def test_batch_replay_keeps_whole_samples_in_order_and_never_too_many():
     assert optimizer.num_steps_trained == sum(len(batch["id"]) for batch in learner.learned)
 
 
+def test_batch_replay_learns_although_whole_samples_never_fill_the_buffer():
+    settings = SyncBatchReplaySettings(learning_starts=10, buffer_size=10, train_batch_size=5)
+    optimizer = SyncBatchReplayOptimizer(EvaluatorSet(RowEvaluator(sizes=(7,))), settings)
+    assert [bool(optimizer.step()) for _ in range(3)] == [False, True, True]
+    assert optimizer.num_rows_kept == 7
+
+
 def test_a_sample_larger_than_the_buffer():
     optimizer = SyncBatchReplayOptimizer(
         EvaluatorSet(RowEvaluator(sizes=(7, 13))), SyncBatchReplaySettings(learning_starts=5, buffer_size=12)
