@@ -28,6 +28,7 @@ __all__ = ["AsyncReplayOptimizer", "AsyncReplaySettings", "worker_epsilon"]
 
 R = TypeVar("R")
 _LOOK_S = 0.25  # how often a waiting step() looks for failures
+_LONGEST_WAIT_S = 10.0  # of a step() for an update: whoever steps may have been asked to stop
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,8 @@ class AsyncReplayOptimizer(PolicyOptimizer):
 
     def step(self) -> dict[str, float]:
         """Takes what evaluators have sampled until the learner has made an update since the last call; its statistics
-        are means. Before learning starts: one round of samples, and no statistics.
+        are means. Before learning starts: one round of samples, and no statistics; nor where there was no update in ten
+        seconds.
 
         Raises:
             LearnerError: the learner or the replay thread failed; the cause is chained.
@@ -124,7 +126,8 @@ class AsyncReplayOptimizer(PolicyOptimizer):
             self._ask()
             wanted = self.evaluators.num_remote
             taken = self._collect(0.0)
-            while not (progress := self._learner.drain()).num_updates:
+            deadline = time.monotonic() + _LONGEST_WAIT_S
+            while not (progress := self._learner.drain()).num_updates and time.monotonic() < deadline:
                 if taken >= wanted and not any(shard.ready() for shard in self.shards):
                     break
                 taken += self._collect(_LOOK_S)

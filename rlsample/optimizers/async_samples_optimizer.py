@@ -30,6 +30,7 @@ __all__ = ["AsyncSamplesOptimizer", "AsyncSamplesSettings"]
 
 R = TypeVar("R")
 _LOOK_S = 0.25  # how often a waiting step() looks for failures
+_LONGEST_WAIT_S = 10.0  # of a step() for an update: whoever steps may have been asked to stop
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
 
     def step(self) -> dict[str, float]:
         """Hands fragments on until the learner has made an update since the last call; its statistics are means.
+        Returns none where there was no update in ten seconds.
 
         Raises:
             LearnerError: the learner, a loader or a device's process failed; the cause is chained.
@@ -142,7 +144,8 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
             if not self._started:
                 self._start()
             self._requests.ask()
-            while not (progress := self._learner.drain()).num_updates:
+            deadline = time.monotonic() + _LONGEST_WAIT_S
+            while not (progress := self._learner.drain()).num_updates and time.monotonic() < deadline:
                 self._collect()
         except BaseException:
             self._account(self._learner.drain())

@@ -25,6 +25,8 @@ from rlsample.optimizers import (
     SyncReplaySettings,
     SyncSamplesOptimizer,
     SyncSamplesSettings,
+    async_replay_optimizer,
+    async_samples_optimizer,
 )
 from rlsample.sample_batch import SampleBatch
 from rlsample.testing.row_evaluator import RowEvaluator
@@ -167,6 +169,31 @@ def test_remote_evaluators_are_asked_before_the_local_one_runs():
 
     with EvaluatorSet.create(RowEvaluator, 1, ThreadEngine(copies=False)) as evaluators:
         assert evaluators.foreach_evaluator(meet) == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["async samples", "apex"])
+def test_a_step_does_not_wait_for_ever_for_samples_that_do_not_come(name, monkeypatch):
+    class Slow(RowEvaluator):
+        gate = threading.Event()
+
+        def sample(self):
+            assert self.gate.wait(20)
+            return super().sample()
+
+    monkeypatch.setattr(async_samples_optimizer, "_LONGEST_WAIT_S", 0.3)
+    monkeypatch.setattr(async_replay_optimizer, "_LONGEST_WAIT_S", 0.3)
+    with EvaluatorSet.create(Slow, 1, ThreadEngine(copies=False)) as evaluators:
+        optimizer = OPTIMIZERS[name](evaluators)
+        try:
+            assert [optimizer.step() for _ in range(3)] == [{}, {}, {}]
+            assert optimizer.num_steps_sampled == 0
+            assert not Slow.gate.is_set()
+            Slow.gate.set()
+            while not optimizer.num_updates:
+                optimizer.step()
+        finally:
+            Slow.gate.set()
+            optimizer.close()
 
 
 @pytest.mark.parametrize("name", ["async samples", "apex"])
