@@ -12,7 +12,7 @@ import numpy as np
 from rlsample.errors import SamplerError
 from rlsample.policy.policy import ActOutput, Policy
 from rlsample.sample_batch import SampleBatch
-from rlsample.tree import Tree
+from rlsample.tree import Tree, map_tree
 
 __all__ = ["ActingView", "AsyncSampler"]
 
@@ -20,7 +20,11 @@ _CLOSE_WAIT_S = 5.0
 
 
 class ActingView:
-    """The part of a policy the sampler uses, one call at a time with whoever else holds ``lock``."""
+    """The part of a policy the sampler uses, one call at a time with whoever else holds ``lock``.
+
+    Answers are copies: a policy may use its arrays again when it acts the next time, which here may be for another
+    thread, while the sampler still writes down what they hold.
+    """
 
     def __init__(self, policy: Policy, lock: threading.RLock) -> None:
         self._policy, self._lock = policy, lock
@@ -35,11 +39,17 @@ class ActingView:
 
     def act(self, obs: Tree, explore: bool = True) -> ActOutput:
         with self._lock:
-            return self._policy.act(obs, explore)
+            return _copied(self._policy.act(obs, explore))
 
     def act_for(self, agents: np.ndarray, obs: Tree, explore: bool = True) -> ActOutput:
         with self._lock:
-            return self._policy.act_for(agents, obs, explore)
+            return _copied(self._policy.act_for(agents, obs, explore))
+
+
+def _copied(out: ActOutput) -> ActOutput:
+    actions = out.actions
+    actions = actions.copy() if type(actions) is np.ndarray else map_tree(np.copy, actions)
+    return ActOutput(actions, {name: values.copy() for name, values in out.extras.items()})
 
 
 class AsyncSampler:

@@ -137,6 +137,32 @@ def test_actions_beside_sampling_are_not_overwritten_by_the_next_ones(one):
         threads[0].join(LIMIT_S)
 
 
+def test_rows_are_not_overwritten_by_actions_beside_sampling():
+    """The other way round: somebody asks for actions just when the sampling thread is to write down its own."""
+    env = ServingEnv(OBS_SPACE, ACTION_SPACE)
+    evaluator = CommonPolicyEvaluator(env, PPOPolicy, rollout_fragment_length=1, sample_queue_full="wait")
+    with evaluator:
+        as_ever = evaluator.sampler._write_choice
+
+        def write_choice(ids, obs, actions, extras):
+            evaluator.compute_actions(-obs)
+            as_ever(ids, obs, actions, extras)
+
+        evaluator.sampler._write_choice = write_choice
+        obs = np.array([1, 2], np.float32)
+        expected = evaluator.policy.values(obs[None])
+        assert not np.array_equal(expected, evaluator.policy.values(-obs[None]))
+
+        def play():
+            env.start_episode()
+            env.get_action(obs)
+            env.end_episode(obs)
+
+        playing = Background(play)
+        assert evaluator.sample()["values"] == pytest.approx(expected)
+        playing.result()
+
+
 def test_one_act_has_a_limited_number_of_observations():
     with Rig(sample_async=True) as rig, callers(rig.server) as call:
         assert len(call("act", obs=[[1, 0]] * 4096).value["actions"]) == 4096
