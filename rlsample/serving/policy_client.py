@@ -34,7 +34,8 @@ class PolicyClient:
 
     A call is tried again when the connection fails, or when the server is busy (as it asks for, by Retry-After), until
     ``timeout_s`` is over. Each carries a key, so that the server does it once, however often it comes. When time is
-    over it raises, and the same call may be made again then.
+    over it raises, and the same call may be made again then; another one in its place is refused, once, if the server
+    has done the first.
 
     When the server is gone for good, so are its open episodes: their next call raises EpisodeLostError. Start a new
     one: ``start_episode`` waits until a server is back. A client that is gone leaves its episodes open; the server ends
@@ -87,7 +88,8 @@ class PolicyClient:
             SpaceError: the observation does not fit the space; the episode goes on.
             EpisodeLostError: the server has this episode no more.
             ServingError: no such open episode of this client; another call on it is going on; the policy failed (the
-                episode is closed); no answer in time; the client is closed.
+                episode is closed); the client is closed; no answer in time. The question stands then: ask again with
+                the same observation, or end the episode, which then ends, truncated, at that observation.
         """
         return self._play(self._calls.get_action(obs, episode_id, timeout_s))
 
