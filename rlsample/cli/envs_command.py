@@ -26,13 +26,12 @@ def envs(word: str, show_all: bool, as_json: bool) -> None:
         click.echo(json.dumps([dataclasses.asdict(r) for r in records]))
         return
     shown = [r for r in records if r.installed or show_all]
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("env", "family", "steps", "vector form", "install", box=None, pad_edge=False)
+    rows = [("env", "family", "steps", "vector form", "install")]
     for r in shown:
-        table.add_row(r.id, r.family, str(r.max_episode_steps or "no limit"), "yes" if r.vector else "", r.install)
-    Console().print(table)
+        rows.append((r.id, r.family, str(r.max_episode_steps or "no limit"), "yes" if r.vector else "", r.install))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     hidden = len(records) - len(shown)
     if hidden:
         click.echo(f"{hidden} more need packages that are not installed: rlsample envs --all")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import select
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,12 +34,21 @@ def short_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             click.echo("stopped at once; nothing more was saved", err=True)
             sys.exit(INTERRUPTED)
         except Exception as error:
-            if debug:
+            if debug or _reader_is_gone(error):  # which click takes for a quiet end
                 raise
             click.echo(_in_words(error), err=True)
             sys.exit(BAD_INPUT if isinstance(error, (ConfigError, SpaceError)) else FAILED)
 
     return wrapped
+
+
+def _reader_is_gone(error: Exception) -> bool:
+    """Whether it is about stdout, which nobody reads any more, as in ``rlsample envs | head -1``."""
+    if not isinstance(error, BrokenPipeError):
+        return False
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
 
 
 def _in_words(error: Exception) -> str:

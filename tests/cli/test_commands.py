@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rlsample.cli import main
+from rlsample.env.catalog import EnvRecord
 
 SMALL = "--num-envs 4 --rollout-fragment-length 8 --minibatch-size 16 --num-sgd-iter 1 --max-steps 64".split()  # noqa: SIM905
 BROKEN = """
@@ -298,6 +299,27 @@ def test_envs_lists_what_can_be_made():
         "MountainCarContinuous-v0",
     ]
     assert "Pendulum-v1" in call("envs", "pendulum").stdout
+
+
+def test_envs_prints_ids_and_commands_whole_also_into_a_pipe(monkeypatch):
+    long = EnvRecord("ALE/" + "Cannonball" * 9 + "-v5", "ALE", True, "", 9, True)
+    extra = EnvRecord("Ant-v5", "mujoco", False, "pip install 'gymnasium[mujoco]'", None, False)
+    monkeypatch.setattr("rlsample.env.catalog.list_all_envs", lambda: [long, extra])
+    lines = call("envs", "--all").stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["env", long.id, "Ant-v5"]
+    assert lines[2].endswith("pip install 'gymnasium[mujoco]'")
+    assert call("envs").stdout.splitlines()[-1] == "1 more need packages that are not installed: rlsample envs --all"
+
+
+def test_nobody_minds_a_reader_that_has_seen_enough():
+    code = "from rlsample.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "envs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    process.stderr.close()
+    assert process.wait(60) == 1
 
 
 def test_tune_names_a_layout_and_why():
