@@ -18,6 +18,7 @@ from rlsample.errors import ConfigError, LearnerError, WorkerDiedError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet, PolicyEvaluator
 from rlsample.optimizers.async_samples_optimizer import AsyncSamplesOptimizer, AsyncSamplesSettings
 from rlsample.policy import IMPALAPolicy, IMPALASettings, ModelSettings
+from rlsample.testing.row_evaluator import RowEvaluator
 
 from .conftest import make_batch
 
@@ -426,7 +427,9 @@ LOADERS = {"num_data_loader_buffers": 2}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, LOADERS, {"devices": ("cpu", "cpu"), **LOADERS}], ids=["plain", "loaders", "two"]
+    "options",
+    [{}, pytest.param(LOADERS, marks=pytest.mark.slow), {"devices": ("cpu", "cpu"), **LOADERS}],
+    ids=["plain", "loaders", "two"],
 )
 def test_impala_on_processes_and_a_killed_evaluator(options):
     settings = AsyncSamplesSettings(train_batch_size=64, **options)
@@ -456,7 +459,7 @@ def test_impala_on_processes_and_a_killed_evaluator(options):
 
 
 def test_the_death_after_the_budget_reaches_step():
-    with EvaluatorSet.create(cartpole, 1, ProcessEngine()) as evaluators:
+    with EvaluatorSet.create(RowEvaluator, 1, ProcessEngine()) as evaluators:
         evaluators.settings = type(evaluators.settings)(max_evaluator_restarts=0)
         with AsyncSamplesOptimizer(evaluators, AsyncSamplesSettings(train_batch_size=32)) as optimizer:
             optimizer.step()

@@ -96,11 +96,11 @@ def test_25_slots(ordered):
     check(counting, 25, pool, rounds=15, rules=[1, 2, 3, 6, 8, 9], reference=reference)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-@pytest.mark.parametrize("ordered", [True, False])
-def test_other_start_methods(start_method, ordered):
+@pytest.mark.parametrize(("start_method", "ordered", "rules"), [("forkserver", True, [8, 10]), ("spawn", False, [2])])
+def test_other_start_methods(start_method, ordered, rules):
+    """All rules in all of them: among the slow tests, below."""
     pool = {"start_method": start_method, "num_workers": 2, "ordered": ordered}
-    check(counting, 3, pool, rounds=10, rules=[2] if start_method == "spawn" else [8, 10])
+    check(counting, 3, pool, rounds=10, rules=rules)
 
 
 @pytest.mark.slow
