@@ -238,7 +238,8 @@ class WorkerTeam:
             except OSError:
                 rest = rest[:0]  # its end is gone
             except BaseException:
-                self.kill(w)  # it might have half of the message
+                if rest:
+                    self.kill(w)  # it waits for the other half of the message
                 raise
             if w in self.hung(time.monotonic()):
                 return self.bury_hung(w)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -197,3 +198,23 @@ def test_a_first_reset_of_some_slots_leaves_the_others_to_be_started(make_pool):
     assert batch.is_first.all()
     env.send_actions(np.arange(3), zeros(3))
     assert env.poll(20).obs.ravel().tolist() == [1, 1, 1]
+
+
+def test_the_answer_to_an_interrupted_call_is_not_taken_for_another_ones(make_pool, tmp_path):
+    note = tmp_path / "it sleeps"
+    env = make_pool(2, make=lambda ctx: Talkative(ctx.slot_index, note=note), num_workers=1)
+    env.poll()
+    (pid,) = env.worker_pids
+
+    def interrupt():
+        deadline = time.monotonic() + 20
+        while not note.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread, _ = in_thread(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        env.call("sleep", 0.3)
+    thread.join()
+    assert env.call("slot") == [0, 1]
+    assert env.worker_pids == [pid]
