@@ -137,9 +137,9 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         return self._account(progress)
 
     def _start(self) -> None:
-        self._started = True
         self._requests.start()
         self._explore()
+        self._started = True
         self._learner.start()
         s = self.settings
         amounts = s.train_batch_size, s.max_replays_in_flight
@@ -153,11 +153,12 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         return self.settings.beta(self.num_steps_sampled)
 
     def _explore(self) -> None:
-        self._restarts_seen = self.evaluators.num_restarts
+        restarts = self.evaluators.num_restarts
         if self.settings.per_worker_exploration:
             self.evaluators.foreach_evaluator_with_index(
                 functools.partial(_set_epsilon, num_workers=self.evaluators.num_remote)
             )
+        self._restarts_seen = restarts
 
     def _collect(self, timeout_s: float) -> int:
         """Takes what evaluators have finished, and asks them again; returns how many answers there were."""

@@ -153,8 +153,8 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
         return self._account(progress)
 
     def _start(self) -> None:
-        self._started = True
         self._requests.start()
+        self._started = True
         if self._loader is not None:
             self._loader.start()
         self._learner.start()

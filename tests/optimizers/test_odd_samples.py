@@ -122,6 +122,57 @@ def test_after_a_sample_that_does_not_fit_apex_goes_on_asking(ahead):
         assert optimizer.num_steps_sampled >= sampled + 50
 
 
+class RefusesOnce:
+    """A policy whose epsilon cannot be set the first time."""
+
+    def __init__(self):
+        self.epsilons = []
+
+    def fix_epsilon(self, epsilon):
+        self.epsilons.append(epsilon)
+        if len(self.epsilons) == 1:
+            raise FloatingPointError("nan-7")
+
+
+def test_apex_starts_again_where_it_could_not_start():
+    class Exploring(RowEvaluator):
+        def __init__(self, worker_index):
+            super().__init__(worker_index)
+            self.policy = RefusesOnce()
+
+    settings = AsyncReplaySettings(**REPLAY, per_worker_exploration=True)
+    with (
+        EvaluatorSet.create(Exploring, 1, InlineEngine()) as evaluators,
+        AsyncReplayOptimizer(evaluators, settings) as optimizer,
+    ):
+        with pytest.raises(FloatingPointError, match="nan-7"):
+            optimizer.step()
+        for _ in range(20):
+            optimizer.step()
+        assert optimizer.num_updates > 0
+        assert evaluators.foreach_evaluator(lambda e: e.policy.epsilons) == [[], [0.4, 0.4]]
+
+
+def test_weights_that_cannot_be_had_once_are_had_later():
+    class Refuses(RowEvaluator):
+        asked = 0
+
+        def get_weights(self):
+            self.asked += 1
+            if self.asked == 1:
+                raise FloatingPointError("nan-7")
+            return super().get_weights()
+
+    with (
+        EvaluatorSet.create(Refuses, 1, InlineEngine()) as evaluators,
+        AsyncSamplesOptimizer(evaluators, AsyncSamplesSettings(train_batch_size=8)) as optimizer,
+    ):
+        with pytest.raises(FloatingPointError, match="nan-7"):
+            optimizer.step()
+        optimizer.step()
+        assert optimizer.num_updates > 0
+
+
 def test_an_answer_is_not_lost_because_the_one_before_could_not_be_used():
     class Fails(RowEvaluator):
         def apply_gradients(self, gradients):
