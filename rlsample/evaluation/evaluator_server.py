@@ -20,6 +20,7 @@ __all__ = [
     "check_num_workers",
     "filter_of",
     "policy_version_of",
+    "sample_of",
     "serve_evaluator",
     "set_weights",
 ]
@@ -104,15 +105,15 @@ class EvaluatorServer:
     def sample(self) -> Fragment:
         """One batch and what belongs to it."""
         version = self._version
-        batch = self.evaluator.sample()
+        batch = sample_of(self.evaluator)
         return Fragment(batch, self._info(version))
 
     def sample_gradients(self) -> SampleGradients:
         """The gradients on one fresh batch that has rows, which itself stays here."""
         version = self._version
-        batch = self.evaluator.sample()
+        batch = sample_of(self.evaluator)
         while not batch.count:
-            batch = self.evaluator.sample()
+            batch = sample_of(self.evaluator)
         gradients, stats = self.evaluator.compute_gradients(batch)
         return SampleGradients(gradients, stats, batch.count, self._info(version))
 
@@ -139,6 +140,14 @@ def serve_evaluator(
     neither the seeds nor the episode ids of the one that died.
     """
     return EvaluatorServer(make_evaluator(worker + 1 + MAX_WORKERS * incarnation))
+
+
+def sample_of(evaluator: PolicyEvaluator) -> SampleBatch:
+    """``evaluator.sample()``; ConfigError if that is no SampleBatch."""
+    batch = evaluator.sample()
+    if not isinstance(batch, SampleBatch):
+        raise ConfigError(f"{type(evaluator).__name__}.sample() returned {type(batch).__name__}, not a SampleBatch")
+    return batch
 
 
 def filter_of(evaluator: PolicyEvaluator) -> ObsFilter | None:

@@ -22,6 +22,7 @@ from rlsample.evaluation.evaluator_server import (
     check_num_workers,
     filter_of,
     policy_version_of,
+    sample_of,
     serve_evaluator,
 )
 from rlsample.evaluation.policy_evaluator import PolicyEvaluator
@@ -224,7 +225,7 @@ class EvaluatorSet:
             Exception: what an evaluator's ``sample`` raised.
         """
         if not self.remote:
-            yield self.local.sample()
+            yield sample_of(self.local)
             return
         for worker in range(len(self.remote)):
             if worker not in self._round_ready and not self._round.in_flight(worker):

@@ -77,6 +77,18 @@ def steps(optimizer, number):
         optimizer.step()
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_is_no_batch_is_refused_by_name(num_workers):
+    class Forgetful(RowEvaluator):
+        def sample(self):
+            super().sample()
+
+    with EvaluatorSet.create(Forgetful, num_workers, InlineEngine()) as evaluators:
+        optimizer = SyncSamplesOptimizer(evaluators)
+        with pytest.raises(ConfigError, match=r"Forgetful.sample\(\) returned NoneType, not a SampleBatch"):
+            optimizer.step()
+
+
 class AddsColumns(RowEvaluator):
     """Learning leaves its advantages in the batch, as evaluators may."""
 
