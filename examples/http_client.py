@@ -18,7 +18,6 @@ from rlsample.env import ServingEnv
 from rlsample.errors import EpisodeLostError, ServingError
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet, MetricsWindow
 from rlsample.optimizers import SyncSamplesOptimizer, SyncSamplesSettings
-from rlsample.policy import PPOPolicy, PPOSettings
 from rlsample.serving import ClientSettings, HttpSettings, PolicyClient, PolicyServer
 
 PLAYERS = 2
@@ -42,6 +41,8 @@ def play(address, seed, inference):
 
 def serve(iterations, inference):
     """Trains on what comes in; the clients are processes of their own."""
+    from rlsample.policy import PPOPolicy, PPOSettings  # loads torch, which players need not
+
     game = gymnasium.make("CartPole-v1")
     places = 2 * PLAYERS  # an ended episode keeps its place until it is sampled
     env = ServingEnv(game.observation_space, game.action_space, max_concurrent=places)

@@ -428,8 +428,11 @@ LOADERS = {"num_data_loader_buffers": 2}
 
 @pytest.mark.parametrize(
     "options",
-    [{}, pytest.param(LOADERS, marks=pytest.mark.slow), {"devices": ("cpu", "cpu"), **LOADERS}],
-    ids=["plain", "loaders", "two"],
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.slow),
+        pytest.param(LOADERS, id="loaders", marks=pytest.mark.slow),
+        pytest.param({"devices": ("cpu", "cpu"), **LOADERS}, id="two"),
+    ],
 )
 def test_impala_on_processes_and_a_killed_evaluator(options):
     settings = AsyncSamplesSettings(train_batch_size=64, **options)

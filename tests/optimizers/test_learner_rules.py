@@ -48,6 +48,7 @@ def test_an_evaluator_is_killed_in_the_middle_of_a_sample():
     assert report == {8: "ok"}
 
 
+@pytest.mark.slow  # among the others: test_async_samples.py kills one of a learner with loaders and two devices
 def test_an_evaluator_is_killed_in_the_middle_of_a_sample_with_loaders():
     make = functools.partial(async_samples, num_data_loader_buffers=2)
     evaluator = functools.partial(make_cartpole, IMPALAPolicy)

@@ -163,8 +163,8 @@ def test_live_page_shows_what_stats_say_until_the_server_stops(tmp_path):
             assert shown(driver)["episodes"] == "0"
 
 
-def until_still(count, still_s=2.5):
-    """Waits for a count that stays for longer than two polls, and returns it."""
+def until_still(count, still_s=1.5):
+    """Waits for a count that stays for longer than a poll's second, and returns it."""
     seen, since = count(), time.monotonic()
     deadline = since + 30
     while time.monotonic() - since < still_s:
