@@ -16,6 +16,7 @@ import numpy as np
 from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gym_wrappers import all_bools, all_dicts, bad_result, coerce_flags, coerce_info, peel
+from rlsample.env.pool.env_plan import require_same_spaces
 from rlsample.env.quick_contains import quicken
 from rlsample.env.saved_state import pickled
 from rlsample.env.slot_failures import not_finite, raised
@@ -103,9 +104,7 @@ class GymEnvs(BaseEnv):
         self._checks_obs = dtype is not None and dtype.kind == "f"
         self._row_lengths = {shape[0]} if shape else set()  # empty: observations are written one by one
         for slot, env in enumerate(self._envs):
-            for mine, want in ((env.observation_space, self.observation_space), (env.action_space, self.action_space)):  # type: ignore[union-attr]
-                if mine is not want and mine != want:
-                    raise SpaceError(f"slot {slot} has space {mine}, slot 0 has {want}: all slots need the same spaces")
+            require_same_spaces(env, slot, (self.observation_space, self.action_space), 0)
 
     # ------------------------------------------------------------------ the polled interface
 
@@ -321,11 +320,12 @@ class GymEnvs(BaseEnv):
                 env = self._envs[slot]
                 if env is None:
                     self._envs[slot] = env = self._build(slot)
+                    require_same_spaces(env, slot, (self.observation_space, self.action_space), None)
                     quicken(env)
                     self._steps[slot], self._limits[slot] = peel(env)
                 ob, info = env.reset(seed=None if self._seeded[slot] else self._first_seed(slot))
                 self._writer.write(obs, row, ob, slot, None)
-                if info:
+                if info := coerce_info(info, slot, None):
                     infos[row] = info
             except Exception as e:
                 failures[slot] = raised(slot, e, "reset")

@@ -76,13 +76,14 @@ def coerce_flags(terminated: Any, truncated: Any, slot: int, step: int) -> tuple
     return found[0], found[1]
 
 
-def coerce_info(info: Any, slot: int, step: int) -> Mapping[str, Any] | None:
-    """An info as it is, if it is a mapping or None.
+def coerce_info(info: Any, slot: int, step: int | None) -> Any:
+    """An info as it is, if it is a mapping or None; ``step`` None: of a reset.
 
     Raises:
         EnvFailedError: anything else; names slot, step and value.
     """
     if info is None or isinstance(info, Mapping):
         return info
-    what = f"slot {slot}, episode step {step}: the info is {repr(info)[:80]}, expected a dict"
+    at = f"slot {slot}" + (": reset's info" if step is None else f", episode step {step}: the info")
+    what = f"{at} is {repr(info)[:80]}, expected a dict"
     raise EnvFailedError(what, slot=slot, episode_step=step)

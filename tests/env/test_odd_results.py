@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Discrete
 
 from rlsample.env import EnvSettings, as_base_env
 from rlsample.testing import CountEnv
@@ -73,6 +74,47 @@ def test_nonsense_fails_its_own_slot_by_name(form, said, backend):
     assert batch.env_ids.tolist() == [1]
     assert str(batch.failures[0]).startswith("slot 0, episode step 1: ")
     assert said in str(batch.failures[0])
+
+
+class OddReset(CountEnv):
+    def __init__(self, slot, info):
+        super().__init__(3)
+        self.info = info if slot == 0 else {}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self.info
+
+
+@backends
+@pytest.mark.parametrize("info", [np.ones(2), ["a"], 1.5], ids=["array", "list", "number"])
+def test_the_info_of_a_reset_is_a_mapping_or_its_slot_fails(info, backend):
+    with as_base_env(lambda ctx: OddReset(ctx.slot_index, info), 2, **backend) as env:
+        batch = env.poll()
+    assert batch.env_ids.tolist() == [1]
+    assert str(batch.failures[0]).startswith("slot 0: reset's info is ")
+
+
+class Changes(CountEnv):
+    """Fails in its first step; what replaces it has another action space."""
+
+    def __init__(self, incarnation):
+        super().__init__(3)
+        if incarnation:
+            self.action_space = Discrete(3)
+
+    def step(self, action):
+        raise RuntimeError("broken on purpose")
+
+
+@backends
+def test_an_env_is_replaced_by_one_with_the_same_spaces(backend):
+    options = {"max_restarts": 1, "restart_backoff_s": 0, **backend}
+    with as_base_env(lambda ctx: Changes(ctx.incarnation), 1, **options) as env:
+        env.poll()
+        env.send_actions(env.all_ids, np.zeros(1, np.int64))
+        env.try_restart(np.array(list(env.poll().failures)))
+        failure = env.poll(20).failures[0]
+        assert "slot 0 has space Discrete(3), the slot had Discrete(2)" in str(failure)
 
 
 class CannotClose(CountEnv):

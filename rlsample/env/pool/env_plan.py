@@ -43,8 +43,8 @@ def require_gym_env(env: Any, slot: int) -> None:
 
 
 def require_same_spaces(env: Any, slot: int, spaces: tuple[Any, Any], first: int | None) -> None:
-    """Raises SpaceError unless the env has these spaces."""
+    """Raises SpaceError unless the env has these spaces: those of slot ``first``, or of its predecessor (None)."""
     for mine, want in zip((env.observation_space, env.action_space), spaces, strict=True):
         if mine is not want and mine != want:
-            whose = "the pool" if first is None else f"slot {first}"
-            raise SpaceError(f"slot {slot} has space {mine}, {whose} has {want}: all slots need the same spaces")
+            whose = "the slot had" if first is None else f"slot {first} has"
+            raise SpaceError(f"slot {slot} has space {mine}, {whose} {want}: all slots need the same spaces")

@@ -260,6 +260,7 @@ class SlotRunner:
             if self._has_floats and not self.plan.allow_nonfinite:
                 for _, path, value in nonfinite_rows(gather(plane.obs, slice(row, row + 1))):
                     raise EnvFailedError(bad_number(f"slot {slot}", path, value), slot=slot)
+            info = coerce_info(info, slot, None)
             if plane.objects:
                 self._send_objects(plane, row, None)
         except Exception as e:
