@@ -18,6 +18,7 @@ from rlsample.policy.model_passes import ChainPass, ModelPass, TorchPass
 from rlsample.policy.n_step import compute_n_step
 from rlsample.policy.noise import NoiseStream
 from rlsample.policy.policy import ActOutput, Gradients
+from rlsample.policy.seeded_draws import seeded_draws
 from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import NextObs, SampleBatch
@@ -100,7 +101,7 @@ class DQNPolicy(TorchPolicy):
         self.epsilon = self.settings.initial_epsilon
         self._num_updates = 0
         self._td_errors = np.zeros(0, np.float32)
-        with torch.random.fork_rng(devices=[]):
+        with seeded_draws(None):
             target = self.make_model().to(self.device)
         self._target = FlatParameters(target)
         self._target_pass: ModelPass = TorchPass(target, self.device)

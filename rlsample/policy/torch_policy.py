@@ -23,6 +23,7 @@ from rlsample.policy.noise import NoiseStream
 from rlsample.policy.numpy_inference import NumpyInference
 from rlsample.policy.obs_encoding import Encoded, ObsEncoder
 from rlsample.policy.policy import ActOutput, Gradients, Policy, Weights
+from rlsample.policy.seeded_draws import seeded_draws
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import SampleBatch
 from rlsample.torch_view import as_tensor, check_device
@@ -81,8 +82,7 @@ class TorchPolicy(Policy):
         model_seed, noise_seed = np.random.SeedSequence(seed).spawn(2)
         self.device = check_device(self.settings.device)
         self._on_cpu = self.device.type == "cpu"
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(model_seed.generate_state(1)[0]))
+        with seeded_draws(int(model_seed.generate_state(1)[0])):
             self.model = self.make_model().to(self.device)
         self._parameters = FlatParameters(self.model)
         self._optimizer = self.settings.make_optimizer(self._parameters.values)
