@@ -37,6 +37,7 @@ __all__ = [
     "die_with_parent",
     "fresh_main",
     "fresh_worker_main",
+    "killer",
     "nursery_command",
     "serve",
 ]
@@ -44,6 +45,14 @@ __all__ = [
 _PR_SET_PDEATHSIG = 1
 _HEADER = struct.Struct("<QQ")
 _LOOK_UP_S = 0.25  # how often it looks whether its parent still lives; the socket's end tells sooner, as a rule
+
+
+def killer(code: int) -> str:
+    """What killed a process that ended with this negative exit code: ``SIGKILL``, or ``signal 77``."""
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
 
 
 class NurseryLink:

@@ -136,7 +136,7 @@ _DQN_CARTPOLE = {
     "activation": "relu",
 }
 
-# Sampling does not wait for the learner: one env and short fragments keep it near five rows per update, as DQN's four.
+# Sampling waits for the learner: 16 trained rows for each sampled one, in batches of 64, are an update for four rows.
 _APEX_CARTPOLE = {
     "rollout_fragment_length": 4,
     "max_sample_requests_in_flight": 1,

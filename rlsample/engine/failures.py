@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-import signal
 import traceback
 from typing import Any
 
 from rlsample.errors import WorkerDiedError
+from rlsample.nursery import killer
 
 __all__ = ["RemoteTraceback", "describe_exit", "died", "pack_exception", "unpack_exception"]
 
@@ -79,11 +79,7 @@ def describe_exit(code: int | None) -> str:
         return "ended"
     if code >= 0:
         return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"
+    return f"was killed by {killer(code)}"
 
 
 def died(index: int, incarnation: int, how: str, name: str) -> WorkerDiedError:

@@ -182,6 +182,10 @@ class CommonPolicyEvaluator(PolicyEvaluator):
 
         Args:
             agent: whose observation it is, where there are several policies.
+
+        Raises:
+            EnvFailedError: an observation that does not fit the space.
+            ConfigError: an unknown agent, or none where there are several policies.
         """
         column = empty_columns(self.env.observation_space, (1,))
         self._writer.write(column, 0, obs, 0, None)

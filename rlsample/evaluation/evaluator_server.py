@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 MAX_WORKERS = 4096
+_MOST_EMPTY = 1000  # samples without rows, in a row
 
 
 class Broadcast(NamedTuple):
@@ -112,7 +113,11 @@ class EvaluatorServer:
         """The gradients on one fresh batch that has rows, which itself stays here."""
         version = self._version
         batch = sample_of(self.evaluator)
+        empty = 0
         while not batch.count:
+            empty += 1
+            if empty == _MOST_EMPTY:
+                raise ConfigError(f"{type(self.evaluator).__name__}.sample() returned no rows {empty} times in a row")
             batch = sample_of(self.evaluator)
         gradients, stats = self.evaluator.compute_gradients(batch)
         return SampleGradients(gradients, stats, batch.count, self._info(version))

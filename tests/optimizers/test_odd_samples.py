@@ -72,6 +72,17 @@ def test_samples_without_rows_teach_nothing(name):
         assert optimizer.num_steps_sampled % 7 == 0
 
 
+def test_an_evaluator_that_never_has_rows_is_an_error_and_no_wait_without_end():
+    class Empty(RowEvaluator):
+        def sample(self):
+            return SampleBatch({})
+
+    with EvaluatorSet.create(Empty, 1, InlineEngine()) as evaluators:
+        optimizer = AsyncGradientsOptimizer(evaluators)
+        with pytest.raises(ConfigError, match=r"Empty.sample\(\) returned no rows 1000 times in a row"):
+            optimizer.step()
+
+
 def steps(optimizer, number):
     for _ in range(number):
         optimizer.step()

@@ -100,7 +100,6 @@ class SlotEnvs:
 
     def call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """``env.get_wrapper_attr(name)`` of each env; called with the arguments if it can be called."""
-
         found = []
         for row in range(self.count):
             with self._env(row) as env:

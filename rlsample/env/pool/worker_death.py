@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from rlsample.errors import EnvFailedError
+from rlsample.nursery import killer
 
 __all__ = ["Death", "ending"]
 
@@ -38,8 +38,4 @@ def ending(code: int | None) -> str:
         return "is gone, with the process that started it"
     if code >= 0:
         return f"exited with code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"
+    return f"was killed by {killer(code)}"
