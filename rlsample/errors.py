@@ -19,7 +19,7 @@ RlsampleError
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 __all__ = [
     "CheckpointError",
@@ -36,8 +36,11 @@ __all__ = [
     "ServingError",
     "SpaceError",
     "WorkerDiedError",
+    "and_more",
     "unknown_name",
 ]
+
+_MOST_NAMED = 8
 
 
 class RlsampleError(Exception):
@@ -122,3 +125,11 @@ def unknown_name(kind: str, name: str, valid: Iterable[str]) -> ConfigError:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
     return ConfigError(f"unknown {kind} {name!r}; {hint}")
+
+
+def and_more(others: Sequence[str]) -> str:
+    """What an error's message adds for others that failed as well: ``; and 2 more: ...; ...``, or nothing for none."""
+    if not others:
+        return ""
+    rest = [f"and {len(others) - _MOST_NAMED} not named here"] if len(others) > _MOST_NAMED else []
+    return f"; and {len(others)} more: " + "; ".join([*others[:_MOST_NAMED], *rest])

@@ -188,8 +188,11 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                 self._raise_if_torn_down()
                 raise
 
-    def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
-        """At least ``least`` rows (or all that are owed), at most ``most``; fewer when the time is over."""
+    def _receive(self, least: int, most: int | None, timeout_s: float | None, raises_final: bool = False) -> StepBatch:
+        """At least ``least`` rows (or all that are owed), at most ``most``; fewer when the time is over.
+
+        With ``raises_final`` failures that no restart mends are raised, and the rows stay to be taken.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._polling:
             try:
@@ -203,6 +206,8 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                         over = deadline is not None and time.monotonic() >= deadline
                         there = enough == 0 if group else requests.num_published() >= enough
                         if there or (over and not self.ordered):
+                            if raises_final:
+                                requests.raise_final_failures()
                             return self._take(group, most)
                         if over:
                             return requests.empty()

@@ -74,13 +74,19 @@ class EnvPoolSurface(BaseEnv):
 
         Raises:
             EnvProtocolError: nothing was sent.
-            EnvFailedError: a slot failed and may not be restarted.
+            EnvFailedError: a slot failed and has no restart left. It stays failed; the rows of the others are the next
+                recv's. Where several did, those without the least number are in the message.
         """
         least = self.batch_size if min_envs is None else min_envs
-        most = max_envs if max_envs is not None else max(least, self.batch_size)
-        batch: StepBatch = self._receive(least, None if self.ordered else most, timeout_s)  # type: ignore[attr-defined]
+        most = max(least, self.batch_size) if max_envs is None else max_envs
+        limit = None if self.ordered else most
+        batch: StepBatch = self._receive(least, limit, timeout_s, raises_final=True)  # type: ignore[attr-defined]
         if batch.failures:
-            self.try_restart(np.array(list(batch.failures)))
+            with self._lock:
+                self._require_open()  # type: ignore[attr-defined]
+                batch = batch._replace(failures=self._requests.restart_or_put_back(batch.failures))
+                if not len(batch.env_ids) and not batch.failures:
+                    self._requests.raise_final_failures()
         return self._received(batch)
 
     def step(self, actions: Tree, env_ids: np.ndarray | None = None) -> Received:

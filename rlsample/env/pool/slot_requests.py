@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,11 +12,11 @@ from rlsample.env.base_env import StepBatch
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.pool.pickled_values import ObjectLeaves
 from rlsample.env.pool.row_reader import RowReader, merge_batches
-from rlsample.env.pool.shared_block import RESET, RESTART, STEP
+from rlsample.env.pool.shared_block import IS_FAILED, RESET, RESTART, STEP
 from rlsample.env.pool.worker_death import Death
 from rlsample.env.pool.worker_team import WorkerTeam
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, SlotStates
-from rlsample.errors import EnvFailedError, RlsampleError
+from rlsample.errors import EnvFailedError, RlsampleError, and_more
 from rlsample.tree import Tree, assign, gather
 
 __all__ = ["SlotRequests"]
@@ -112,23 +112,64 @@ class SlotRequests:
         """Has failed slots restarted when their back-off is over.
 
         Raises:
-            EnvFailedError: a slot's budget is used up; nothing was changed.
+            EnvFailedError: the budget of some is used up; nothing was changed.
         """
-        most, now = self._settings.max_restarts, time.monotonic()
-        for slot in ids:
-            if self._incarnation[slot] >= most:
-                failure = self.last_failure[slot]
-                raise EnvFailedError(
-                    f"{failure} (no restart left: max_restarts={most})",
-                    slot=slot,
-                    episode_step=failure.episode_step,
-                    remote_traceback=failure.remote_traceback,
-                ) from failure
+        ids, now = list(ids), time.monotonic()
+        final = [slot for slot in ids if self._is_used_up(slot)]
+        if final:
+            raise self._no_restart_left(final)
         for slot in ids:
             self.delayed[slot] = now + self._settings.back_off_s(self._incarnation[slot])
             self._incarnation[slot] += 1
             self._states.code[slot] = RESETTING
             self._lost.pop(slot, None)
+
+    def _is_used_up(self, slot: int) -> bool:
+        return self._incarnation[slot] >= self._settings.max_restarts
+
+    def _no_restart_left(self, slots: list[int]) -> EnvFailedError:
+        """One error for failed slots whose budget is used up, made of their last failures; for the caller to raise."""
+        slot, failure = slots[0], self.last_failure[slots[0]]
+        where = "" if "worker " in str(failure) else f"in worker {self.worker_of[slot]}; "
+        error = EnvFailedError(
+            f"{failure} ({where}no restart left: max_restarts={self._settings.max_restarts})"
+            + and_more([str(self.last_failure[other]) for other in slots[1:]]),
+            slot=slot,
+            episode_step=failure.episode_step,
+            remote_traceback=failure.remote_traceback,
+        )
+        error.__cause__ = failure
+        return error
+
+    def raise_final_failures(self) -> None:
+        """Takes the failures that no restart mends, if there are any by now, and raises them as one. Rows stay.
+
+        Raises:
+            EnvFailedError: chained to the failure of the lowest such slot; the message names the others.
+        """
+        block = self._block
+        in_step, in_first = block.step.flags & IS_FAILED, block.first.flags & IS_FAILED
+        if not (self.failed_now or in_step.any() or in_first.any()):
+            return
+        flags = {slot: in_first if slot in self._firsts else in_step for slot in self.ready()}
+        failed = [slot for slot, bits in flags.items() if slot in self.failed_now or bits[slot]]
+        final = sorted(slot for slot in failed if self._is_used_up(slot))
+        if final:
+            self.take(final)
+            raise self._no_restart_left(final)
+
+    def restart_or_put_back(self, failures: Mapping[int, BaseException]) -> dict[int, BaseException]:
+        """Has those of these failures that were taken restarted whose budget allows it, and returns them.
+
+        The others are there to be taken again: they came between :meth:`raise_final_failures` and the taking.
+        """
+        mended = {slot: failure for slot, failure in failures.items() if not self._is_used_up(slot)}
+        self.restart(mended)
+        for slot in failures.keys() - mended.keys():
+            self.failed_now[slot] = self.last_failure[slot]
+            self._states.code[slot] = BUSY
+            self.owed += 1
+        return mended
 
     def begin_due_restarts(self) -> None:
         """Asks for the restarts whose time has come, with a new process where the old one is dead."""

@@ -162,11 +162,96 @@ def test_a_failed_slot_is_restarted_and_told(make_pool):
     assert info["is_first"][info["env_id"] == 1].tolist() == [True]
 
 
-def test_a_failed_slot_without_restarts_raises(make_pool):
+LEFT = "no restart left: max_restarts=0"
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("raise", f"slot 1, episode step 2: step raised RuntimeError: broken on purpose (in worker 1; {LEFT})"),
+        ("exit", f"slot 1, episode step 2: worker 1 exited with code 3 in this env ({LEFT})"),
+        ("kill", f"slot 1, episode step 2: worker 1 was killed by SIGKILL in this env ({LEFT})"),
+    ],
+)
+def test_a_failed_slot_without_restarts_raises_and_the_other_rows_are_the_next_recvs(make_pool, kind, said, ordered):
+    env = make_pool(3, {1: Fault(kind, at=2)}, num_workers=3, ordered=ordered, batch_size=3)
+    env.reset()
+    env.step(zeros(3))
+    env.send(zeros(3))
+    failures = []
+    got = {}
+    while len(got) < 2:
+        try:
+            obs, _, _, _, info = env.recv()
+        except EnvFailedError as e:
+            failures.append(e)
+        else:
+            got.update(zip(info["env_id"].tolist(), obs.ravel().tolist(), strict=True))
+    assert got == {0: 2, 2: 2}
+    if not failures:  # first come, first served: the two rows may have been there before it
+        with pytest.raises(EnvFailedError) as caught:
+            env.recv()
+        failures.append(caught.value)
+    (failure,) = failures
+    assert str(failure) == said
+    assert (failure.slot, failure.episode_step) == (1, 2)
+    assert ("broken on purpose" if kind == "raise" else "worker 1") in failure.remote_traceback
+    assert env.step(zeros(2), np.array([0, 2]))[0].ravel().tolist() == [3, 3]
+    with pytest.raises(EnvProtocolError, match="slot 1 takes no action: it is failed"):
+        env.send(zeros(3))
+
+
+def test_slots_that_have_no_restart_left_at_once_are_one_error(make_pool):
+    env = make_pool(4, {1: Fault("exit", at=1)}, num_workers=2)
+    env.reset()
+    env.send(zeros(4))
+    with pytest.raises(EnvFailedError) as caught:
+        env.recv()
+    died = "episode step 1: worker 0 exited with code 3 in"
+    assert str(caught.value) == f"slot 0, {died} the env of slot 1 ({LEFT}); and 1 more: slot 1, {died} this env"
+    assert caught.value.slot == 0
+    obs, _, _, _, info = env.recv()
+    assert (info["env_id"].tolist(), obs.ravel().tolist()) == ([2, 3], [1, 1])
+    assert "failures" not in info
+
+
+def test_one_that_may_be_restarted_is_not_lost_when_another_may_not(make_pool):
+    faults = {0: Fault("raise", at=1, incarnations=1), 1: Fault("raise", at=1, incarnations=2)}
+    env = make_pool(3, faults, max_restarts=1, num_workers=3)
+    env.reset()
+    assert sorted(env.step(zeros(3))[4]["failures"]) == [0, 1]
+    assert env.recv()[4]["env_id"].tolist() == [0, 1]  # both restarted
+    env.send(zeros(3))
+    with pytest.raises(EnvFailedError, match=r"slot 1, episode step 1: .*max_restarts=1"):
+        env.recv()
+    obs, _, _, _, info = env.recv()
+    assert (info["env_id"].tolist(), obs.ravel().tolist()) == ([0, 2], [1, 2])
+
+
+def test_a_first_observation_that_cannot_be_had_leaves_the_other_rows(make_pool):
+    env = make_pool(2, {0: Fault("raise", at=2, call="reset")}, env={"n": 1}, num_workers=2)
+    env.reset()
+    assert env.step(zeros(2))[2].tolist() == [True, True]
+    env.send(zeros(2))
+    with pytest.raises(EnvFailedError, match="slot 0: reset raised RuntimeError: broken on purpose"):
+        env.recv()
+    obs, _, _, _, info = env.recv()
+    assert (info["env_id"].tolist(), info["is_first"].tolist(), obs.ravel().tolist()) == ([1], [True], [0])
+
+
+def test_a_failure_that_came_while_rows_were_taken_is_the_next_recvs(make_pool, monkeypatch):
     env = make_pool(2, {1: Fault("raise", at=1)}, num_workers=2)
     env.reset()
-    with pytest.raises(EnvFailedError, match=r"slot 1.*broken on purpose"):
-        env.step(zeros(2))
+    env.send(zeros(2))
+    monkeypatch.setattr(env._requests, "raise_final_failures", lambda: None)  # it saw none yet
+    obs, _, _, _, info = env.recv()
+    assert (info["env_id"].tolist(), obs.ravel().tolist()) == ([0], [1])
+    assert "failures" not in info
+    monkeypatch.undo()
+    with pytest.raises(EnvFailedError, match=r"slot 1.*no restart left"):
+        env.recv()
+    assert env.step(zeros(1), np.array([0]))[4]["env_id"].tolist() == [0]
 
 
 def test_dict_actions_and_sleeping_envs(make_pool):
