@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,14 +11,14 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
-from rlsample.env.atari_books import Books, NextStepBooks, Rows, SameStepBooks
+from rlsample.env.atari_books import Rows
 from rlsample.env.atari_fleet import AtariFleet
 from rlsample.env.atari_group import AtariGroup, open_vector_env
+from rlsample.env.atari_opening import AtariOpening
 from rlsample.env.atari_rows import chosen, merged, split
 from rlsample.env.atari_settings import AtariSettings, action_meanings, rom_id
 from rlsample.env.atari_surface import AtariSurface
 from rlsample.env.base_env import StepBatch, slot_seed
-from rlsample.env.pool.pool_settings import usable_cpus
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec
 from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError
@@ -85,6 +84,9 @@ class AtariEnv(AtariSurface):
     * one group (the default): poll brings all slots in order;
     * ``groups=2``: poll brings the groups in the order in which they were sent, so the result depends on no timing;
     * ``batch_size=b``: poll brings b rows, of the groups that were ready first.
+
+    Under ``recv`` with a ``batch_size`` there are no groups: each batch has the rows that were ready first, of any games,
+    and is to be answered before the next one is received; ``recv_ahead=True`` makes it groups, too.
 
     The env is used through the polled interface or through EnvPool's (``send`` and ``recv``): the first call decides,
     and the games are started by it. Polled, ``try_reset`` returns first observations at once. With ``episodic_life``
@@ -161,8 +163,8 @@ class AtariEnv(AtariSurface):
             batch = self._codec.checked_copy(actions, ids)
             self._states.code[ids] = BUSY
             for group in self._groups:
-                mine = (ids >= group.start) & (ids < group.stop)
-                group.actions[ids[mine] - group.start] = batch[mine]
+                mine, rows = group.rows_of(ids)
+                group.actions[rows] = batch[mine]
             self._launch_complete()
 
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
@@ -199,49 +201,21 @@ class AtariEnv(AtariSurface):
         self._require_open()
         if self._fleet is None:
             self._polled, self._same_step = polled, polled and not self.settings.episodic_life
-            self._fleet = self._make_fleet()
+            columns = (self._lives, self._lengths, self._returns)
+            opening = AtariOpening(self.game, self.settings, self.all_ids, columns, self._shape, self._open_vector)
+            any_games = (
+                not polled and not self.settings.recv_ahead and 0 < (self.settings.batch_size or 0) < self.num_envs
+            )
+            self._fleet = opening.any_games() if any_games else opening.groups(self._same_step)
             for group in self._groups:
-                self._states.code[group.start : group.stop] = RESETTING
-                seeds = None if self._seeds is None else self._seeds[group.start : group.stop]
-                self._fleet.begin_reset(group, np.arange(len(group.ids)), seeds)
+                self._states.code[group.members] = RESETTING
+                seeds = None if self._seeds is None else self._seeds[group.members]
+                self._fleet.begin_reset(group, np.arange(len(group.members)), seeds)
             return True
         if polled != self._polled:
             used, asked = ("poll", "recv") if self._polled else ("recv", "poll")
             raise EnvProtocolError(f"this env is used through {used}, so {asked} cannot be called; make another one")
         return False
-
-    def _make_fleet(self) -> AtariFleet:
-        settings, start = self.settings, 0
-        groups: list[AtariGroup] = []
-        outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        threads = self._threads_per_group()
-        first_core = settings.thread_affinity_offset
-        press = self.action_meanings.index("FIRE") if settings.use_fire_reset and "FIRE" in self.action_meanings else 0
-        for size in self._sizes:
-            ids = self.all_ids[start : start + size] if size < self.num_envs else self.all_ids
-            vector = self._open_vector(
-                self.game, size, settings, same_step=self._same_step, num_threads=threads, first_core=first_core
-            )
-            columns = (c[start : start + size] for c in (self._lives, self._lengths, self._returns))
-            books: Books = (
-                SameStepBooks(*columns, obs_shape=self._shape)
-                if self._same_step
-                else NextStepBooks(*columns, episodic_life=settings.episodic_life)
-            )
-            groups.append(AtariGroup(len(groups), ids, vector, books, press, outcomes))
-            start += size
-            first_core += threads if first_core >= 0 else 0
-        return AtariFleet(groups, outcomes, in_turn=settings.batch_size is None)
-
-    def _threads_per_group(self) -> int:
-        """0: as many as there are cores, so that one group has them all while another is acted on.
-
-        First come, several groups are always under way and share them: more threads would take turns on the cores.
-        """
-        total = self.settings.num_threads
-        if total == 0 and len(self._sizes) > 1 and self.settings.batch_size is not None:
-            total = len(usable_cpus())
-        return total and max(1, total // len(self._sizes))
 
     @property
     def _groups(self) -> list[AtariGroup]:
@@ -251,13 +225,13 @@ class AtariEnv(AtariSurface):
         """The usual case, at a third of the cost: each slot of a group waits and gets an action."""
         self._require_open()
         group.actions[:] = self._codec.checked_copy(actions, group.ids)
-        self._states.code[group.start : group.stop] = BUSY
+        self._states.code[group.at] = BUSY
         self._fleet.launch(group)  # type: ignore[union-attr]
 
     def _launch_complete(self) -> None:
         """Sends off each group whose slots all have something to do."""
         for group in self._groups:
-            codes = self._states.code[group.start : group.stop].tobytes()
+            codes = self._states.code[group.at].tobytes()
             if not group.flying and not any(state in codes for state in (NEW, WAITING, ENDED, FAILED)):
                 self._fleet.launch(group)  # type: ignore[union-attr]
 
@@ -287,7 +261,7 @@ class AtariEnv(AtariSurface):
         self._states.code[ids] = RESETTING
         running, begun = ids[~ended], []
         for group in self._groups if len(running) else []:
-            rows = running[(running >= group.start) & (running < group.stop)] - group.start
+            rows = group.rows_of(running)[1]
             if len(rows):
                 self._fleet.begin_reset(group, rows)  # type: ignore[union-attr]
                 begun.append(group)
@@ -320,6 +294,10 @@ class AtariEnv(AtariSurface):
                 self._ready.appendleft(rest)
             return batch
 
+    def _keep(self, batch: StepBatch) -> None:
+        if len(batch.env_ids):
+            self._ready.appendleft(batch)
+
     def _parts(self, least: int, deadline: float | None) -> list[StepBatch]:
         parts: list[StepBatch] = []
         count = 0
@@ -347,20 +325,25 @@ class AtariEnv(AtariSurface):
         """The rows of a group that came back."""
         try:
             rows, reset_rows = group.land(), group.reset_rows
-            if rows.over is not None:
+            if rows.over is not None and not group.changes:
                 self._begin_anew(group, rows.obs, rows.over)
         except Exception as e:
             self._require_open()
             return self._failed(group, e)
         self._require_open()
-        code = self._states.code[group.start : group.stop]
+        code = self._states.code
         if reset_rows is not None:
-            code[reset_rows] = WAITING
+            code[group.ids[reset_rows]] = WAITING
             return self._batch(group, rows, reset_rows)
-        code[:] = WAITING
+        code[group.at] = WAITING
         if rows.infos:  # every row that ends an episode has one
-            code[rows.terminated | rows.truncated] = ENDED
-        return self._batch(group, rows, None)
+            code[group.ids[rows.terminated | rows.truncated]] = ENDED
+        if rows.over is None or not group.changes:
+            return self._batch(group, rows, None)
+        code[group.ids[rows.over]] = RESETTING  # the step that comes is their reset: no row for now
+        batch = self._batch(group, rows, np.flatnonzero(~rows.over))
+        self._launch_complete()
+        return batch
 
     def _begin_anew(self, group: AtariGroup, obs: np.ndarray, over: np.ndarray) -> None:
         """New games where pressing FIRE ended the old one; their first observations go into ``obs``."""
@@ -377,30 +360,27 @@ class AtariEnv(AtariSurface):
         """Same step: the first observations of these slots, which all have one."""
         obs = np.empty((len(ids), *self._shape), np.uint8)
         for group in self._groups:
-            mine = (ids >= group.start) & (ids < group.stop)
-            obs[mine] = group.books.first_obs[ids[mine] - group.start]
+            mine, rows = group.rows_of(ids)
+            obs[mine] = group.books.first_obs[rows]
         self._states.code[ids] = WAITING
         no = np.zeros(len(ids), bool)
         return StepBatch(ids, obs, np.zeros(len(ids), np.float32), no, no.copy(), ~no)
 
     def _failed(self, group: AtariGroup, error: Exception) -> StepBatch:
         failures: dict[int, BaseException] = {}
-        for slot in group.ids.tolist():
+        for slot in group.members.tolist():
             step = int(self._lengths[slot]) + 1 if group.reset_rows is None else None
             failure = EnvFailedError(f"slot {slot}: ale-py raised {error!r}", slot=slot, episode_step=step)
             failure.__cause__ = error
             failures[slot] = self._failures[slot] = failure
-        self._states.code[group.start : group.stop] = FAILED
+        self._states.code[group.members] = FAILED
         return merged([], self._shape)._replace(failures=failures)
 
     def _nothing_pending(self) -> EnvProtocolError:
         codes = self._states.code.tobytes()
         if BUSY not in codes and RESETTING not in codes:
             return self._states.nothing_pending()
-        which = "all slots" if len(self._groups) == 1 else f"the {self._sizes[0]} slots of a group"
-        return EnvProtocolError(
-            f"{which} step together, so poll needs an action or a reset for each: {self._states.describe()}"
-        )
+        return self._groups[0].unanswered(self._states)
 
     def _require_open(self) -> None:
         if self._closed:

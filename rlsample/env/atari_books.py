@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["Books", "NextStepBooks", "Rows", "SameStepBooks"]
+__all__ = ["AnyGamesBooks", "Books", "NextStepBooks", "Rows", "SameStepBooks"]
 
 _TRUE = b"\x01"
 
@@ -160,3 +160,30 @@ class NextStepBooks(Books):
             over = is_first & ended if _TRUE in (is_first & ended).tobytes() else None
             terminated, truncated = terminated & ~is_first, truncated & ~is_first
         return Rows(obs, rewards, terminated, truncated, is_first, over, infos)
+
+
+class AnyGamesBooks(NextStepBooks):
+    """Next-step books for batches of ``size`` rows, each of other games; every game begins with a reset.
+
+    The columns of the owner have an entry for each of all games, which ``info["env_id"]`` names.
+    """
+
+    def __init__(self, *columns: np.ndarray, size: int, episodic_life: bool) -> None:
+        mine = [np.zeros(size, column.dtype) for column in columns]
+        super().__init__(*mine, episodic_life=episodic_life)
+        self._pairs = list(zip(mine, columns, strict=True))
+        self._to_reset, self._to_press = np.ones(len(columns[0]), bool), np.zeros(len(columns[0]), bool)
+
+    def take(self, batch: Any) -> Rows:
+        games = batch[-1]["env_id"]
+        for mine, of_all in self._pairs:
+            of_all.take(games, out=mine, mode="clip")
+        resetting, pressing = self._to_reset[games], self._to_press[games]
+        self._resetting = resetting if _TRUE in resetting.tobytes() else self._no
+        self.pressing = pressing if _TRUE in pressing.tobytes() else None
+        rows = super().take(batch)
+        for mine, of_all in self._pairs:
+            of_all[games] = mine
+        self._to_reset[games] = self._resetting
+        self._to_press[games] = False if self.pressing is None else self.pressing
+        return rows

@@ -11,7 +11,8 @@ import numpy as np
 from rlsample.env.atari_books import Books, Rows
 from rlsample.env.atari_settings import AtariSettings
 from rlsample.env.blocking_calls import BlockingCalls, Outcome
-from rlsample.env.slot_states import WAITING
+from rlsample.env.slot_states import WAITING, SlotStates
+from rlsample.errors import EnvProtocolError
 
 __all__ = ["AtariGroup", "open_vector_env"]
 
@@ -19,9 +20,16 @@ _NOOP = 0  # the first action of every game
 
 
 def open_vector_env(
-    game: str, num_games: int, settings: AtariSettings, *, same_step: bool, num_threads: int, first_core: int
+    game: str,
+    num_games: int,
+    settings: AtariSettings,
+    *,
+    same_step: bool,
+    num_threads: int,
+    first_core: int,
+    batch_size: int = 0,
 ) -> Any:
-    """ale-py's vector env for these settings, ordered, with raw rewards.
+    """ale-py's vector env for these settings, with raw rewards; ordered, or ``batch_size`` rows of any games.
 
     It takes 0.1 s a game, during which no other Python thread runs: ale-py makes its palettes anew for each.
     """
@@ -30,6 +38,7 @@ def open_vector_env(
     return _games_class()(
         game=game,
         num_envs=num_games,
+        batch_size=batch_size,
         num_threads=num_threads,
         thread_affinity_offset=first_core,
         max_num_frames_per_episode=settings.max_episode_steps * settings.frame_skip,
@@ -59,7 +68,7 @@ def _games_class() -> Any:
             # Its constructor writes the autoreset mode into the dict it finds here, which all vector envs share.
             self.metadata = dict(type(self).metadata)
             super().__init__(**options)
-            self._strength = np.ones(options["num_envs"], np.float32)
+            self._strength = np.ones(self.batch_size, np.float32)
 
         def send(self, actions: np.ndarray) -> None:
             """As the original's, for actions that were checked."""
@@ -73,15 +82,20 @@ class AtariGroup:
 
     Attributes:
         index: its place among the groups; outcomes are tagged with it.
-        ids: int64[n], read-only, their slots: a stretch ``[start, stop)``.
+        ids: int64[n], read-only, their slots.
         ids32: the same as int32[n].
+        at: ``ids`` as an index into a column of all slots: a slice.
+        members: int64[], the slots that fail if ale-py raises: ``ids``.
         books: see :class:`~rlsample.env.atari_books.Books`.
         actions: int64[n], the next actions.
         flying: whether a step or reset is under way.
         in_background: whether it comes back through the queue.
         outcome: what came back; whoever reads the queue puts it here.
         reset_rows: int64[k], the rows that the reset under way is for; None: it is a step.
+        changes: whether each batch may be of other games, see :class:`~rlsample.env.atari_any_games.AnyGames`.
     """
+
+    changes = False
 
     def __init__(
         self,
@@ -96,17 +110,31 @@ class AtariGroup:
         self.ids32 = ids.astype(np.int32)
         self.ids32.flags.writeable = False
         self._all_wait = bytes([WAITING]) * len(ids)
-        self.start, self.stop = int(ids[0]), int(ids[-1]) + 1
+        self.at: slice | np.ndarray = slice(int(ids[0]), int(ids[-1]) + 1)
+        self.members = ids
         self.actions = np.zeros(len(ids), np.int64)
         self.flying = self.in_background = False
         self.outcome: Outcome | None = None
         self.reset_rows: np.ndarray | None = None
         self._vector, self._press = vector, press
-        self._calls = BlockingCalls(f"atari {self.start}-{self.stop - 1}", outcomes)
+        self._calls = BlockingCalls(f"atari {ids[0]}-{ids[-1]}", outcomes)
 
     def all_wait(self, code: np.ndarray) -> bool:
         """Whether each of its slots waits for an action; ``code`` has the states of all slots of the env."""
-        return code[self.start : self.stop].tobytes() == self._all_wait
+        return code[self.at].tobytes() == self._all_wait
+
+    def rows_of(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of these slots are here (bool[K]), and the rows of those (int64[])."""
+        first = self.ids[0]
+        mine = (ids >= first) & (ids < first + len(self.ids))
+        return mine, ids[mine] - first
+
+    def unanswered(self, states: SlotStates) -> EnvProtocolError:
+        """The error of a receive that would wait for ever, since a game here has no action and no reset to do."""
+        which = "all slots" if len(self.ids) == states.num_envs else f"the {len(self.ids)} slots of a group"
+        return EnvProtocolError(
+            f"{which} step together, so poll needs an action or a reset for each: {states.describe()}"
+        )
 
     def begin_reset(self, rows: np.ndarray, seeds: np.ndarray | None) -> None:
         """Asks for new games in these rows, in the background; ``seeds`` has one for each, in order."""
@@ -147,13 +175,17 @@ class AtariGroup:
         Raises:
             Exception: what ale-py raised.
         """
+        value = self._landed()
+        return self.books.take(value) if self.reset_rows is None else self._reset_landed(*value)
+
+    def _landed(self) -> Any:
         outcome, self.outcome = self.outcome, None
         self.flying = self.in_background = False
         if outcome is None:
             raise AssertionError("nothing came back")
         if outcome.error is not None:
             raise outcome.error
-        return self.books.take(outcome.value) if self.reset_rows is None else self._reset_landed(*outcome.value)
+        return outcome.value
 
     def _reset_landed(self, obs: np.ndarray, info: dict[str, Any]) -> Rows:
         assert self.reset_rows is not None

@@ -37,6 +37,11 @@ class AtariSettings:
     batch_size: int | None = option(
         None, "rows of a poll, first come, first served; none: all, in order. Best as a divisor of num_envs"
     )
+    recv_ahead: bool = option(
+        False,
+        "with batch_size: recv may be called again before all rows of the last batch have their actions; games then "
+        "step in fixed groups, which is slower",
+    )
     groups: int = option(1, "games in so many groups, polled in turn: one steps while another is acted on; 2 is best")
     num_threads: int = option(
         0, "emulator threads; 0: one per core (with groups: for each group), at most one per game of a group"
@@ -67,7 +72,7 @@ class AtariSettings:
             _require_int("batch_size", self.batch_size, 1)
             if self.groups > 1:
                 raise ConfigError("batch_size is for first come, first served, groups for turns; set one of them")
-        for name in ("gray_scale", "episodic_life", "reward_clip", "full_action_space", "use_fire_reset"):
+        for name in ("recv_ahead", "gray_scale", "episodic_life", "reward_clip", "full_action_space", "use_fire_reset"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if not 0 <= self.repeat_action_probability <= 1:

@@ -90,19 +90,21 @@ class AtariSurface(BaseEnv):
     ) -> Received:
         """The rows that are next: at least ``min_envs`` and at most ``max_envs``; None: ``batch_size``, or one group.
 
-        Fewer than ``min_envs`` if no more can come, or when ``timeout_s`` ran out (possibly none).
+        Fewer than ``min_envs`` if no more can come, or when ``timeout_s`` ran out (possibly none). With a
+        ``batch_size`` no more can come until each row of the batch before was answered, but for ``recv_ahead``.
 
         Raises:
-            EnvProtocolError: nothing that could be stepped was sent.
-            EnvFailedError: ale-py raised.
+            EnvProtocolError: nothing that could be stepped was sent, or rows of the batch before wait for actions.
+            EnvFailedError: ale-py raised. Rows of other groups come with the next call.
         """
         with self._lock:
             self._open(polled=False)
         least = self._least if min_envs is None else min_envs
         most = max(least, self.batch_size) if max_envs is None else max_envs
         batch = self._receive(min(least, most), most, timeout_s)
-        for failure in batch.failures.values():
-            raise failure
+        if batch.failures:
+            self._keep(batch._replace(failures={}))
+            raise next(iter(batch.failures.values()))
         return self._received(batch)
 
     def step(self, actions: np.ndarray, env_ids: np.ndarray | None = None) -> Received:
@@ -122,7 +124,7 @@ class AtariSurface(BaseEnv):
         ids32 = None
         for group in self._groups:
             if ids is group.ids:
-                at, ids32 = slice(group.start, group.stop), group.ids32
+                at, ids32 = group.at, group.ids32
         game_over = terminated
         if self.settings.episodic_life and batch.infos:
             game_over = np.zeros(len(ids), bool)
@@ -157,4 +159,8 @@ class AtariSurface(BaseEnv):
         raise NotImplementedError
 
     def _receive(self, least: int, most: int | None, timeout_s: float | None) -> StepBatch:
+        raise NotImplementedError
+
+    def _keep(self, batch: StepBatch) -> None:
+        """Gives these rows out first at the next call."""
         raise NotImplementedError

@@ -98,6 +98,50 @@ class ScriptedVector:
         return {"env_id": np.arange(self.size, dtype=np.int32), "lives": self.lives.copy()}
 
 
+class ScriptedAnyGames(ScriptedVector):
+    """Steps like AtariVectorEnv with a batch_size, next step mode: first in, first out, but for slots in ``late``."""
+
+    def __init__(self, size, settings, same_step, plan, batch_size):
+        super().__init__(size, settings, same_step, plan)
+        self.batch_size, self.work, self.late, self.last = batch_size, [], set(), []
+
+    def reset(self, *, seed=None, options=None):
+        assert options is None, "ale-py resets all or none in this mode"
+        self.seeds.append(None if seed is None else list(seed))
+        self.over[:] = True  # the next step of each begins a game
+        self.work = [(k, 0) for k in range(self.size)]
+        obs, _, _, _, info = self.recv()
+        return obs, info
+
+    def send(self, actions):
+        assert self.last, "ale-py would step the games of the batch before once more"
+        assert actions.shape == (self.batch_size,)
+        assert ((actions >= 0) & (actions < 4)).all(), "ale-py would hang now"
+        self.work += zip(self.last, actions.tolist(), strict=True)
+        self.actions.append(actions.tolist())
+        self.last = []
+
+    def recv(self):
+        assert self.gate.wait(30), "nobody opened the gate"
+        if self.error is not None:
+            raise self.error
+        assert not self.last, "ale-py could take no actions for these any more"
+        now = [item for item in self.work if item[0] not in self.late][: self.batch_size]
+        assert len(now) == self.batch_size, "ale-py would wait for ever"
+        flags = np.zeros((2, self.size), bool)
+        for item in now:
+            self.work.remove(item)
+            k, action = item
+            if self.over[k] or self.truncated[k]:
+                self._begin(k)
+                continue
+            self._step(k, action)
+            flags[:, k] = self.over[k], self.truncated[k]
+        self.last = ids = [k for k, _ in now]
+        info = {"env_id": np.array(ids, np.int32), "lives": self.lives[ids]}
+        return self._obs()[ids], self.points[ids], flags[0, ids], flags[1, ids], info
+
+
 class Scripted:
     """Makes envs on scripted games; ``vectors`` has the stand-ins of the last one, by group."""
 
@@ -107,10 +151,15 @@ class Scripted:
     def __call__(self, num_envs, plan, *, seeds=None, **options):
         self.vectors = []
 
-        def open_vector(game, size, settings, *, same_step, num_threads, first_core):
+        def open_vector(game, size, settings, *, same_step, num_threads, first_core, batch_size=0):
             first = sum(v.size for v in self.vectors)
-            vector = ScriptedVector(size, settings, same_step, plan, first)
+            vector = (
+                ScriptedAnyGames(size, settings, same_step, plan, batch_size)
+                if batch_size
+                else ScriptedVector(size, settings, same_step, plan, first)
+            )
             vector.opened = {"same_step": same_step, "num_threads": num_threads, "first_core": first_core}
+            vector.opened["batch_size"] = batch_size
             self.vectors.append(vector)
             return vector
 

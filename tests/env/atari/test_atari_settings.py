@@ -167,7 +167,27 @@ def test_threads_are_shared_out_among_the_groups(scripted, plan_of, options, thr
     ("cores", "batch_size", "threads"), [(2, 2, [1, 1]), (1, 2, [1, 1]), (9, 2, [4, 4]), (9, 4, [0])]
 )
 def test_first_come_groups_share_the_cores(scripted, plan_of, monkeypatch, cores, batch_size, threads):
-    monkeypatch.setattr("rlsample.env.atari.usable_cpus", lambda: list(range(cores)))
+    monkeypatch.setattr("rlsample.env.atari_opening.usable_cpus", lambda: list(range(cores)))
     with scripted(4, lambda slot, game: plan_of(), batch_size=batch_size) as env:
         env.poll()
         assert [v.opened["num_threads"] for v in scripted.vectors] == threads
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        ({"batch_size": 1}, [{"same_step": False, "num_threads": 3, "first_core": -1, "batch_size": 1}]),
+        ({"batch_size": 3, "num_threads": 2, "thread_affinity_offset": 1},
+         [{"same_step": False, "num_threads": 2, "first_core": 1, "batch_size": 3}]),
+        ({"batch_size": 4}, [{"same_step": False, "num_threads": 0, "first_core": -1, "batch_size": 0}]),
+        ({"batch_size": 2, "recv_ahead": True},
+         [{"same_step": False, "num_threads": 1, "first_core": -1, "batch_size": 0}] * 2),
+    ],
+)  # fmt: skip
+def test_under_recv_a_batch_is_of_any_games(scripted, plan_of, monkeypatch, options, opened):
+    """One vector env for all games, with threads for all cores even where a batch has but one row."""
+    monkeypatch.setattr("rlsample.env.atari_opening.usable_cpus", lambda: [0, 1, 2])
+    with scripted(4, lambda slot, game: plan_of(), **options) as env:
+        env.async_reset()
+        assert env.recv()[-1]["env_id"].shape == (options["batch_size"],)
+        assert [v.opened for v in scripted.vectors] == opened

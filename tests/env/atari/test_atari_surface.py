@@ -86,7 +86,7 @@ def test_clipped_rewards_keep_the_raw_ones_in_info(scripted, plan_of):
 
 
 def test_send_to_some_and_first_come(scripted, plan_of):
-    with scripted(4, lambda slot, game: plan_of(over_at=2), batch_size=2) as env:
+    with scripted(4, lambda slot, game: plan_of(over_at=2), batch_size=2, recv_ahead=True) as env:
         env.async_reset()
         first = [env.recv(), env.recv()]
         ids = np.concatenate([r[-1]["env_id"] for r in first])
@@ -111,8 +111,8 @@ def test_send_to_some_and_first_come(scripted, plan_of):
 
 
 def test_recv_between_two_bounds(scripted, plan_of):
-    """6 slots in groups of 2; what is more than max_envs is kept for the next recv."""
-    with scripted(6, lambda slot, game: plan_of(), batch_size=2) as env:
+    """6 slots in groups of 2, received ahead; what is more than max_envs is kept for the next recv."""
+    with scripted(6, lambda slot, game: plan_of(), batch_size=2, recv_ahead=True) as env:
         env.async_reset()
         everyone = env.recv(min_envs=6, max_envs=6)[-1]["env_id"]
         assert sorted(everyone.tolist()) == [0, 1, 2, 3, 4, 5]
@@ -169,3 +169,17 @@ def test_an_error_of_ale_is_raised(scripted, plan_of):
         scripted.vectors[0].error = ValueError("no such ROM")
         with pytest.raises(EnvFailedError, match="no such ROM"):
             env.step(np.zeros(2, np.int64))
+
+
+def test_an_error_of_one_group_keeps_the_rows_of_the_others(scripted, plan_of):
+    with scripted(4, lambda slot, game: plan_of(), batch_size=2, recv_ahead=True) as env:
+        env.async_reset()
+        ids = env.recv(min_envs=4, max_envs=4)[-1]["env_id"]
+        scripted.vectors[1].error = ValueError("no such ROM")
+        env.send(np.zeros(4, np.int64), ids)
+        received = []
+        with pytest.raises(EnvFailedError, match="slot 2: .*no such ROM"):
+            while True:
+                received.append(env.recv(min_envs=4, max_envs=4))
+        received += [env.recv()] if not received else []
+        assert [r[-1]["env_id"].tolist() for r in received] == [[0, 1]]
