@@ -8,7 +8,9 @@ a session of its own, where Ctrl-C at the terminal does not reach.
 With ``forks`` a worker is a fork of the nursery, which has loaded what the workers need; else a fresh interpreter.
 
     to the nursery    ("start", key, factory, plan) with descriptors · ("kill", key)
-    from it           ("started", key, pid) · ("ended", key, exit code)
+    from it           ("started", key, pid) · ("refused", key, why) · ("ended", key, exit code)
+
+A worker that the system has no process for is refused; the nursery goes on.
 
 The module of the workers has ``worker_main(plan, fds)``, a worker's life, and ``Preparation()(factory, plan, fds)``,
 which the nursery calls before a fork; what it returns is added to that worker's plan. Loads nothing heavy itself.
@@ -17,6 +19,7 @@ which the nursery calls before a fork; what it returns is added to that worker's
 from __future__ import annotations
 
 import ctypes
+import errno
 import importlib
 import json
 import marshal
@@ -40,6 +43,7 @@ __all__ = [
     "killer",
     "nursery_command",
     "serve",
+    "why_no_process",
 ]
 
 _PR_SET_PDEATHSIG = 1
@@ -53,6 +57,15 @@ def killer(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def why_no_process(error: OSError) -> str:
+    """What the system said when it was asked for another process, and what usually is behind that."""
+    hint = {
+        errno.EAGAIN: "; too many processes or threads: see ulimit -u, and pids.max of the container's cgroup",
+        errno.ENOMEM: "; too little memory for one more: see free -m, the container's limit, vm.overcommit_memory",
+    }
+    return f"the system gives no process: {error}{hint.get(error.errno or 0, '')}"
 
 
 class NurseryLink:
@@ -192,13 +205,17 @@ class _Nursery:
         if message[0] == "start":
             _, key, factory, plan = message
             extra = self.prepared(factory, plan, fds) if self.forks else {}
-            if self.forks and count_threads() == 1:  # else a library that was loaded has started threads
-                self.pids[key] = self.fork({**plan, **extra}, fds)
-            else:
-                self.pids[key] = self.spawn(plan, fds)
+            try:
+                if self.forks and count_threads() == 1:  # else a library that was loaded has started threads
+                    self.pids[key] = self.fork({**plan, **extra}, fds)
+                else:
+                    self.pids[key] = self.spawn(plan, fds)
+                answer: tuple[Any, ...] = ("started", key, self.pids[key])
+            except OSError as e:
+                answer = ("refused", key, why_no_process(e))
             for fd in fds:
                 os.close(fd)
-            self.link.send(("started", key, self.pids[key]))
+            self.link.send(answer)
         elif message[1] in self.pids:  # else it was reaped, and its number may be another process by now
             os.kill(self.pids[message[1]], signal.SIGKILL)
 

@@ -8,10 +8,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from rlsample.nursery import nursery_command
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs inherit it, and our children would
@@ -49,6 +52,34 @@ def nothing_left_behind() -> Iterator[None]:
         time.sleep(0.01)
         left = _held() - before
     assert not left, f"left behind: {sorted(left)}"
+
+
+_REFUSING = """
+import itertools, os
+def refusing(real, numbers=itertools.count(1)):
+    def call(*args):
+        if next(numbers) in {refused}:
+            raise OSError({error}, os.strerror({error}))
+        return real(*args)
+    return call
+os.fork, os.posix_spawn = refusing(os.fork), refusing(os.posix_spawn)
+"""
+
+
+@pytest.fixture
+def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Collection[int], int], None]:
+    """``refuse_processes(module, {1, 3}, errno)``: a nursery that this module starts gets no first and third worker."""
+
+    def refuse(module: str, refused: Collection[int], error: int) -> None:
+        prelude = _REFUSING.format(refused=tuple(refused), error=error)
+
+        def command(*args: Any) -> list[str]:
+            python, c, code, *rest = nursery_command(*args)
+            return [python, c, prelude + code, *rest]
+
+        monkeypatch.setattr(f"{module}.nursery_command", command)
+
+    return refuse
 
 
 def _held() -> set[str]:

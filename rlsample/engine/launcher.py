@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from rlsample.engine.pump import Pump
 from rlsample.errors import ConfigError, WorkerDiedError
-from rlsample.nursery import NurseryLink, nursery_command, serve
+from rlsample.nursery import NurseryLink, nursery_command, serve, why_no_process
 
 __all__ = ["Launcher", "check_start_method", "check_start_method_name"]
 
@@ -56,7 +56,8 @@ class Launcher:
         threads_per_worker: for BLAS and torch; set before they are loaded (not with "fork": they are loaded already).
         pump: tells what the nursery sends.
         on_started: ``(key, pid)``.
-        on_ended: ``(key, exit code)``; None: the nursery is gone and took its workers along.
+        on_ended: ``(key, exit code)``; None: the nursery is gone and took its workers along; a text: why the system had
+            no process for it.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Launcher:
         threads_per_worker: int,
         pump: Pump,
         on_started: Callable[[int, int], None],
-        on_ended: Callable[[int, int | None], None],
+        on_ended: Callable[[int, int | str | None], None],
     ) -> None:
         check_start_method(start_method)
         self._method, self._threads, self._pump = start_method, threads_per_worker, pump
@@ -110,19 +111,24 @@ class Launcher:
         check_start_method(self._method)
         mine, its = socket.socketpair()
         with its:
-            if self._method == "fork":
-                self._nursery = _ForkedProcess(mine, its)
-            else:
-                variables = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))}
-                self._nursery = subprocess.Popen(
-                    nursery_command(its.fileno(), self._method == "forkserver", _WORKER),
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    pass_fds=(its.fileno(),),
-                    start_new_session=True,
-                )
+            try:
+                self._nursery = self._make_nursery(mine, its)
+            except OSError as e:
+                mine.close()
+                raise ConfigError(why_no_process(e)) from e
         self._link = NurseryLink(mine)
         self._pump.register(mine.fileno(), self._read)
+
+    def _make_nursery(self, mine: socket.socket, its: socket.socket) -> subprocess.Popen[bytes] | _ForkedProcess:
+        if self._method == "fork":
+            return _ForkedProcess(mine, its)
+        return subprocess.Popen(
+            nursery_command(its.fileno(), self._method == "forkserver", _WORKER),
+            env={**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(self._threads))},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(its.fileno(),),
+            start_new_session=True,
+        )
 
     def _read(self) -> None:
         link = self._link

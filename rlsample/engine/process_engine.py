@@ -173,9 +173,13 @@ class ProcessEngine(Engine):
         self._lock = threading.Lock()  # guards the above
         self._reading = threading.RLock()  # a channel is read, or closed
         self._closing = threading.Lock()
-        self._launcher = Launcher(
-            self.settings.start_method, self.settings.threads_per_worker, self.pump, self._started, self._ended
-        )
+        try:
+            self._launcher = Launcher(
+                self.settings.start_method, self.settings.threads_per_worker, self.pump, self._started, self._ended
+            )
+        except BaseException:
+            self.pump.close()
+            raise
 
     def create(self, factory: Callable[[int, int], Any]) -> ProcessHandle:
         """See :meth:`Engine.create`.
@@ -287,14 +291,15 @@ class ProcessEngine(Engine):
         if handle is not None:
             handle.pid = pid
 
-    def _ended(self, key: int, code: int | None) -> None:
+    def _ended(self, key: int, how: int | str | None) -> None:
         handle = self._handles.get(key)
         if handle is None:
             return
         self._read(handle)  # what it sent before it ended counts
+        ending = f"was never started ({how})" if isinstance(how, str) else describe_exit(how)
         if not self._closed:
-            log.info("worker %d (process %s) %s", handle.index, handle.pid, describe_exit(code))
-        self._drop(handle, describe_exit(code))
+            log.info("worker %d (process %s) %s", handle.index, handle.pid, ending)
+        self._drop(handle, ending)
 
     def _end_hung(self) -> float:
         """Kills workers that gave no sign of life for too long; returns the seconds until it has to look again.

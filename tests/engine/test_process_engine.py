@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import functools
 import os
 import select
@@ -425,3 +426,38 @@ def test_close_while_a_thread_cannot_get_rid_of_its_calls(make_probe: Any, tmp_p
 def test_impossible_settings(options: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(options))):
         ProcessEngine(ProcessSettings(**options))
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(("number", "hint"), [(errno.EAGAIN, "ulimit -u"), (errno.ENOMEM, "too little memory")])
+def test_a_process_that_cannot_be_had_is_that_workers_error(
+    refuse_processes: Any, make_probe: Any, start_method: str, number: int, hint: str
+):
+    refuse_processes("rlsample.engine.launcher", {1}, number)
+    with ProcessEngine(dataclasses.replace(QUICK, start_method=start_method)) as engine:
+        refused, other = engine.create(make_probe), engine.create(make_probe)
+        with pytest.raises(WorkerDiedError) as caught:
+            refused.call("echo", 1).result(20)
+        said = f"worker 0 was never started (the system gives no process: [Errno {number}] {os.strerror(number)}; "
+        assert str(caught.value).startswith(said)
+        assert hint in str(caught.value)
+        assert not refused.alive()
+        assert other.call("identify").result(20) == (1, 0)
+        assert engine.replace(refused).call("identify").result(20) == (0, 1)
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_a_nursery_that_cannot_be_had_is_an_error_with_its_cause(monkeypatch, make_probe: Any, method: str):
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "not now")
+
+    def create() -> None:
+        with ProcessEngine(ProcessSettings(method)) as engine:
+            engine.create(make_probe)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", refuse)
+        patch.setattr(os, "fork", refuse)
+        with pytest.raises(ConfigError, match=r"no process.*not now.*ulimit -u") as caught:
+            create()
+    assert isinstance(caught.value.__cause__, BlockingIOError)

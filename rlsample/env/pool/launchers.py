@@ -15,7 +15,7 @@ import warnings
 from typing import Any, Protocol
 
 from rlsample.errors import ConfigError, EnvError
-from rlsample.nursery import NurseryLink, die_with_parent, nursery_command
+from rlsample.nursery import NurseryLink, die_with_parent, nursery_command, why_no_process
 
 __all__ = ["ForkLauncher", "Launcher", "NurseryLauncher", "make_launcher", "refuse_unsafe_fork"]
 
@@ -82,6 +82,7 @@ class NurseryLauncher:
         self._keys = itertools.count()
         self._running: dict[int, int] = {}  # key -> process id
         self._started: dict[int, int] = {}  # the same, of those that are being launched
+        self._refused: dict[int, str] = {}  # key -> why, of those too
         self._ended: dict[int, int] = {}  # process id -> exit code
 
     def launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
@@ -111,9 +112,9 @@ class NurseryLauncher:
                 nursery_command(its.fileno(), self._forks, _WORKER),
                 env=variables, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),), start_new_session=True,
             )  # fmt: skip
-        except BaseException:
+        except OSError as e:
             mine.close()
-            raise
+            raise EnvError(why_no_process(e)) from e
         finally:
             its.close()
         self._link = NurseryLink(mine)
@@ -121,16 +122,20 @@ class NurseryLauncher:
     def _launch(self, plans: list[dict[str, Any]], fds: list[list[int]]) -> list[int]:
         assert self._link is not None
         keys = [next(self._keys) for _ in plans]
-        self._started = {}
+        self._started, self._refused = {}, {}
         for key, plan, mine in zip(keys, plans, fds, strict=True):
             self._link.send(("start", key, b"", plan), mine)
         deadline = None if self._start_wait_s is None else time.monotonic() + self._start_wait_s
         try:
-            while len(self._started) < len(keys):
+            while len(self._started) + len(self._refused) < len(keys):
                 self._link.sock.settimeout(None if deadline is None else max(1e-4, deadline - time.monotonic()))
                 self._listen(self._link)
         finally:
             self._link.sock.settimeout(None)
+        if self._refused:
+            for pid in self._started.values():
+                self.kill(pid)
+            raise EnvError(next(iter(self._refused.values())))
         return [self._started[key] for key in keys]
 
     def _listen(self, link: NurseryLink) -> None:
@@ -138,6 +143,8 @@ class NurseryLauncher:
             if kind == "started":
                 self._started[key] = self._running[key] = number
                 self._ended.pop(number, None)
+            elif kind == "refused":
+                self._refused[key] = number
             else:
                 self._ended[self._running.pop(key)] = number
 
@@ -206,7 +213,11 @@ class ForkLauncher:
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of BLAS threads, which mind forks themselves
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError as e:
+                signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+                raise EnvError(why_no_process(e)) from e
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
             self._running.add(pid)

@@ -170,9 +170,13 @@ class WorkerTeam:
         """Starts a new process for a dead worker; it builds an env for each slot that is asked to restart.
 
         Raises:
-            EnvError, ConfigError, OSError: it cannot be started.
+            EnvError, ConfigError, OSError: it cannot be started; it stays dead.
         """
-        self._launch([w])
+        try:
+            self._launch([w])
+        except BaseException:
+            self._hang_up(w)
+            raise
 
     # ------------------------------------------------------------------ talking
 
@@ -306,10 +310,7 @@ class WorkerTeam:
         """Takes what a dead worker still said, and says how it ended; its slots' requests are void."""
         while self.listen(w):
             pass
-        channel, self._channels[w] = self._channels[w], None
-        if channel is not None:
-            self.waiter.unwatch(channel.sock)
-            channel.close()
+        self._hang_up(w)
         code = self._launcher.exit_code(self.pids[w], _EXIT_WAIT_S)
         if code is None and self._launcher.runs(self.pids[w]):
             self.kill(w)  # or it would go on with the rows it shares with its successor
@@ -321,6 +322,12 @@ class WorkerTeam:
         line[ROW] = -1
         self._answers[w].clear()
         return Death(w, slot, how or ending(code))
+
+    def _hang_up(self, w: int) -> None:
+        channel, self._channels[w] = self._channels[w], None
+        if channel is not None:
+            self.waiter.unwatch(channel.sock)
+            channel.close()
 
     def close(self, wait_s: float) -> None:
         """Has the workers close their envs and end, kills those that take longer, frees everything. Idempotent."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import subprocess
 import time
 
 import numpy as np
 import pytest
 
 from rlsample.env import as_base_env
-from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError, SpaceError
+from rlsample.errors import ConfigError, EnvError, EnvFailedError, EnvProtocolError, SpaceError
 from rlsample.testing import CountEnv
 from rlsample.testing.faulty_env import Fault, faulty_factory
 
@@ -330,3 +332,43 @@ def test_a_successor_never_sees_a_request_that_its_predecessors_death_answers(ma
     env.try_restart(np.array([1]))
     game.until(lambda g: all(len(g.rows[slot]) > 3 for slot in (0, 1, 3)))
     assert [row[:2] for row in game.rows[1]][:3] == [("first", 0), ("row", 1), ("row", 2)]
+
+
+NURSERY = "rlsample.env.pool.launchers"
+
+
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_a_worker_that_the_system_has_no_process_for_is_an_error_with_the_cause(
+    make_pool, refuse_processes, start_method
+):
+    refuse_processes(NURSERY, {2}, errno.ENOMEM)
+    with pytest.raises(EnvError, match=rf"no process: \[Errno {errno.ENOMEM}\] .*too little memory"):
+        make_pool(3, start_method=start_method)
+
+
+def test_a_successor_that_the_system_has_no_process_for_is_a_failure_that_a_restart_mends(
+    make_pool, tally, refuse_processes
+):
+    refuse_processes(NURSERY, {3}, errno.EAGAIN)
+    env = make_pool(2, {1: Fault("kill", at=2)}, max_restarts=2, start_method="forkserver")
+    game = tally(env).until(lambda g: all(len(g.episodes(slot)) >= 2 for slot in range(2)))
+    first, second = map(str, game.failures[1])
+    assert first.startswith("slot 1, episode step 2: worker 1 was killed by SIGKILL")
+    assert second.startswith(
+        f"slot 1: worker 1 cannot be started again: the system gives no process: [Errno {errno.EAGAIN}]"
+    )
+    assert "ulimit -u" in second
+    assert game.failures[0] == []
+
+
+@pytest.mark.parametrize(("method", "what"), [("forkserver", (subprocess, "Popen")), ("fork", (os, "fork"))])
+def test_the_first_process_that_cannot_be_had_is_an_error_with_the_cause(make_pool, monkeypatch, method, what):
+    def refuse(*args, **kwargs):
+        raise BlockingIOError(errno.EAGAIN, "not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*what, refuse)
+        with pytest.raises(EnvError, match=r"no process.*not now.*ulimit -u") as caught:
+            make_pool(2, start_method=method)
+    assert isinstance(caught.value.__cause__, BlockingIOError)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == set()
