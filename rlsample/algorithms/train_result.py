@@ -44,22 +44,26 @@ class TrainResult:
 
 
 def time_shares(timers: Mapping[str, float], seconds: float, num_workers: int = 0) -> dict[str, float]:
-    """Where the time of one iteration went, as fractions of it.
+    """Where samplers spent their time: without workers fractions of the iteration; with workers fractions of each
+    worker's own time up to the samples that came in this iteration, waiting included, averaged over the workers.
 
     Args:
         timers: means per poll over this iteration, as :meth:`CommonPolicyEvaluator.get_timers` gives them.
         seconds: its wall-clock time.
-        num_workers: how many evaluators sampled beside the local one; the fractions are of their time then.
+        num_workers: how many evaluators sampled beside the local one.
 
     Returns:
         ``time/env_share``, ``time/infer_share``, ``time/process_share``, and the rest: ``time/learn_share``, or with
-        workers ``time/other_share``.
+        workers ``time/other_share``. They sum to 1. Empty if nothing was sampled.
     """
     polls = timers.get("sampler/polls", 0)
     if not polls or seconds <= 0:
         return {}
     names = {"env": "env_ms", "infer": "infer_ms", "process": "processing_ms"}
-    total_ms = 1000 * seconds * max(1, num_workers)
-    shares = {f"time/{name}_share": timers[f"sampler/{timer}"] * polls / total_ms for name, timer in names.items()}
+    spent = {name: timers[f"sampler/{timer}"] for name, timer in names.items()}
+    own = timers.get("sampler/elapsed_ms") if num_workers else None
+    per_poll = 1000 * seconds * max(1, num_workers) / polls if own is None else own
+    per_poll = max(per_poll, sum(spent.values()))  # a sampling thread's poll may have begun before
+    shares = {f"time/{name}_share": value / per_poll for name, value in spent.items()}
     shares["time/other_share" if num_workers else "time/learn_share"] = max(0.0, 1.0 - sum(shares.values()))
     return shares

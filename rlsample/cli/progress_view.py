@@ -12,7 +12,7 @@ import click
 __all__ = ["LineView", "LiveView", "ProgressView", "make_view", "panel", "progress_line"]
 
 _REDRAWS_PER_S = 8.0
-_SHARES = ("env", "infer", "process", "learn")
+_SHARES = ("env", "infer", "process", "learn", "other")
 
 
 class ProgressView(Protocol):
@@ -98,7 +98,7 @@ def progress_line(result: Mapping[str, Any]) -> str:
     ]
     shares = _shares(result)
     if shares:
-        parts.append(" ".join(f"{name} {share:.0%}" for name, share in shares))
+        parts.append(shares)
     learner = _learner(result)
     return "  ".join([*parts, learner] if learner else parts)
 
@@ -128,16 +128,19 @@ def panel(title: str, result: Mapping[str, Any], max_steps: int) -> Any:
     lines = [head, facts]
     shares = _shares(result)
     if shares:
-        lines.append(Text("time: " + "  ".join(f"{name} {share:.0%}" for name, share in shares), style="dim"))  # type: ignore[arg-type]
+        lines.append(Text(f"time: {shares}", style="dim"))  # type: ignore[arg-type]
     learner = _learner(result)
     if learner:
         lines.append(Text(learner, style="dim"))  # type: ignore[arg-type]
     return Panel(Group(*lines), title=title, title_align="left", border_style="blue")
 
 
-def _shares(result: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _shares(result: Mapping[str, Any]) -> str:
+    """Where the time went, such as ``env 50% infer 25% process 5% learn 20%``; with workers their own time, averaged
+    over them: ``workers: env 50% ... other 20%``."""
     pairs = [(name, result.get(f"time/{name}_share")) for name in _SHARES]
-    return [(name, share) for name, share in pairs if share is not None]
+    words = " ".join(f"{name} {share:.0%}" for name, share in pairs if share is not None)
+    return f"workers: {words}" if result.get("time/other_share") is not None else words
 
 
 def _learner(result: Mapping[str, Any]) -> str:

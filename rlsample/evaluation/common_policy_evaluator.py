@@ -217,7 +217,8 @@ class CommonPolicyEvaluator(PolicyEvaluator):
         return self.sampler.episodes.drain()
 
     def get_timers(self) -> dict[str, float]:
-        """Milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``; ``polls``.
+        """Milliseconds per poll since the last call: ``sampler/env_ms``, ``infer_ms``, ``processing_ms``, and with all
+        else and waiting ``elapsed_ms``; and ``sampler/polls``.
 
         With ``sample_queue_full="drop_oldest"`` also ``sampler/rows_dropped``.
         """

@@ -5,8 +5,9 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from rlsample.errors import ConfigError
@@ -108,6 +109,9 @@ def _mean(values: list[float] | list[int]) -> float:
 class Timers:
     """Seconds the sampler spent, in plain attributes that its loop adds to.
 
+    Args:
+        clock: seconds of wall-clock time.
+
     Attributes:
         env_s: in the env: send, poll and reset.
         inference_s: in the policy's forward pass.
@@ -115,23 +119,27 @@ class Timers:
         polls: how many polls that was.
     """
 
-    __slots__ = ("env_s", "inference_s", "polls", "processing_s")
+    __slots__ = ("_clock", "_since", "env_s", "inference_s", "polls", "processing_s")
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = perf_counter) -> None:
+        self._clock, self._since = clock, clock()
         self.env_s = self.inference_s = self.processing_s = 0.0
         self.polls = 0
 
     def drain(self) -> dict[str, float]:
-        """Mean milliseconds per poll since the last drain, as ``sampler/env_ms, infer_ms, processing_ms``, and
-        ``sampler/polls``. NaN where there was no poll. Everything starts at 0 again."""
-        polls = self.polls
+        """Mean milliseconds per poll since the last drain, as ``sampler/env_ms, infer_ms, processing_ms`` and, with all
+        that the sampler waited in between, ``elapsed_ms``; and ``sampler/polls``. NaN where there was no poll.
+        Everything starts at 0 again."""
+        polls, now = self.polls, self._clock()
         per_poll = 1e3 / polls if polls else math.nan
         result = {
             "sampler/env_ms": self.env_s * per_poll,
             "sampler/infer_ms": self.inference_s * per_poll,
             "sampler/processing_ms": self.processing_s * per_poll,
+            "sampler/elapsed_ms": (now - self._since) * per_poll,
             "sampler/polls": polls,
         }
+        self._since = now
         self.env_s = self.inference_s = self.processing_s = 0.0
         self.polls = 0
         return result

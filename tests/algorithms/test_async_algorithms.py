@@ -44,6 +44,15 @@ def test_what_the_optimizer_says_of_itself_is_logged(impala):
     assert logged == pytest.approx([row["optimizer/policy_lag_mean"] for row in rows])
 
 
+def test_time_shares_of_an_asynchronous_run_are_fractions(impala):
+    rows = [row for row in read_csv(impala[0] / "progress.csv") if row["time/env_share"] is not None]
+    assert rows
+    for row in rows:
+        shares = [row[f"time/{name}_share"] for name in ("env", "infer", "process", "other")]
+        assert all(0 <= share <= 1 for share in shares)
+        assert sum(shares) == pytest.approx(1)
+
+
 @pytest.mark.parametrize("devices", [pytest.param(("cpu",), marks=pytest.mark.slow), ("cpu", "cpu")])
 def test_appo_with_loaders(devices):
     result = train(algo="appo", max_steps=1000, num_data_loader_buffers=2, devices=devices, **SMALL)

@@ -200,6 +200,19 @@ def test_time_shares():
     assert time_shares({**timers, "sampler/polls": 0}, 0.5) == {}
 
 
+def test_with_workers_time_shares_are_of_the_workers_own_time():
+    """What came in during one short iteration may be the work of many."""
+    timers = {"sampler/polls": 10, "sampler/env_ms": 20.0, "sampler/infer_ms": 5.0, "sampler/processing_ms": 1.0}
+    shares = time_shares({**timers, "sampler/elapsed_ms": 40.0}, seconds=0.001, num_workers=2)
+    assert shares == pytest.approx(
+        {"time/env_share": 0.5, "time/infer_share": 0.125, "time/process_share": 0.025, "time/other_share": 0.35}
+    )
+    shares = time_shares({**timers, "sampler/elapsed_ms": 20.0}, seconds=0.001, num_workers=2)  # one poll began before
+    assert shares == pytest.approx(
+        {"time/env_share": 20 / 26, "time/infer_share": 5 / 26, "time/process_share": 1 / 26, "time/other_share": 0}
+    )
+
+
 def test_torch_threads_come_back():
     before = torch.get_num_threads()
     with Trainer(small(env=CountEnv, torch_threads=before + 1)):

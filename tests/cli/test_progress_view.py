@@ -28,6 +28,15 @@ def test_line():
     )
 
 
+def test_with_workers_the_shares_are_named_as_theirs():
+    result = {tag: value for tag, value in RESULT.items() if tag != "time/learn_share"} | {"time/other_share": 0.2}
+    shown = "workers: env 50% infer 25% process 5% other 20%"
+    assert progress_line(result).endswith(f"  episodes 1,024  {shown}")
+    console = Console(file=io.StringIO(), width=90)
+    console.print(panel("impala on CartPole-v1", result, 50_000))
+    assert f"time: {shown}" in console.file.getvalue()
+
+
 def test_line_without_data():
     result = {**RESULT, "rollout/ep_rew_mean": None, "rollout/ep_len_mean": None, "rollout/episodes": 0}
     result = {tag: value for tag, value in result.items() if not tag.endswith("_share")}
