@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -51,6 +53,8 @@ def nothing_left_behind() -> Iterator[None]:
         gc.collect()
         time.sleep(0.01)
         left = _held() - before
+    if any(name.startswith("shm ") for name in left):
+        left -= _shared_memory_of_others()
     assert not left, f"left behind: {sorted(left)}"
 
 
@@ -119,5 +123,32 @@ def _descriptors() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    folder = Path("/dev/shm")
-    return {f"shm {p.name}" for p in folder.iterdir()} if folder.exists() else set()
+    return {f"shm {p.name}" for p in _listed("/dev/shm")}
+
+
+def _shared_memory_of_others() -> set[str]:
+    """What a process that is neither this one nor one of its descendants has open or mapped."""
+    parents = {}
+    for process in _listed("/proc"):
+        with contextlib.suppress(OSError):  # it has ended, here and below
+            if process.name.isdigit():
+                parents[process] = Path("/proc") / (process / "stat").read_text().rpartition(")")[2].split()[1]
+    found = set()
+    for process in parents:
+        above: Path | None = process
+        while above is not None and above.name != str(os.getpid()):
+            above = parents.get(above)
+        if above is not None:
+            continue
+        with contextlib.suppress(OSError):
+            found |= set(re.findall(r"/dev/shm/(.*)", (process / "maps").read_text()))
+        for fd in _listed(str(process / "fd")):
+            with contextlib.suppress(OSError):
+                found |= set(re.findall(r"^/dev/shm/(.*)", os.readlink(fd)))
+    return {f"shm {name}" for name in found}
+
+
+def _listed(folder: str) -> list[Path]:
+    with contextlib.suppress(OSError):
+        return list(Path(folder).iterdir())
+    return []
