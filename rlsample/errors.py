@@ -19,6 +19,7 @@ RlsampleError
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Iterable, Sequence
 
 __all__ = [
@@ -37,8 +38,11 @@ __all__ = [
     "SpaceError",
     "WorkerDiedError",
     "and_more",
+    "first_of",
     "unknown_name",
 ]
+
+log = logging.getLogger(__name__)
 
 _MOST_NAMED = 8
 
@@ -133,3 +137,26 @@ def and_more(others: Sequence[str]) -> str:
         return ""
     rest = [f"and {len(others) - _MOST_NAMED} not named here"] if len(others) > _MOST_NAMED else []
     return f"; and {len(others)} more: " + "; ".join([*others[:_MOST_NAMED], *rest])
+
+
+def first_of(failed: Sequence[tuple[str, Exception]]) -> Exception:
+    """The first of several errors, each with who raised it, with the others named in its message. For the caller to
+    raise.
+
+        ValueError: bad reward; and 2 more: worker 2: ValueError: bad reward; worker 3: OSError: no space left
+
+    An exception that makes its own message keeps it; the others are a note then (logged before Python 3.11).
+    """
+    error = failed[0][1]
+    text = and_more([f"{who}: {type(other).__name__}: {other}" for who, other in failed[1:]])
+    before = str(error)
+    if not text or before.endswith(text):  # an engine may raise the same object again
+        return error
+    if error.args == (before,):
+        error.args = (before + text,)
+    if str(error) == before:
+        if hasattr(error, "add_note"):
+            error.add_note(text[2:])
+        else:
+            log.warning("%s: %s%s", type(error).__name__, before, text)
+    return error

@@ -10,7 +10,7 @@ from rlsample.engine.call_future import CallFuture, wait_for_futures
 from rlsample.engine.engine import Engine, Future, Handle
 from rlsample.engine.failures import died
 from rlsample.engine.shared_value import SharedValue
-from rlsample.errors import WorkerDiedError
+from rlsample.errors import WorkerDiedError, first_of
 
 __all__ = ["InlineEngine", "InlineHandle"]
 
@@ -123,13 +123,13 @@ class InlineEngine(Engine):
             raise WorkerDiedError("this InlineEngine is closed")
 
     def close(self) -> None:
-        """Closes every object, also if one fails to; then raises the first failure."""
+        """Closes every object, also if one fails to; then raises the first failure, which names the others."""
         self._closed = True
-        errors = []
+        failed = []
         for handle in self._handles:
             try:
                 handle.end("was closed")
             except Exception as e:
-                errors.append(e)
-        if errors:
-            raise errors[0]
+                failed.append((f"worker {handle.index}", e))
+        if failed:
+            raise first_of(failed)

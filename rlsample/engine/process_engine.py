@@ -30,7 +30,7 @@ from rlsample.engine.launcher import Launcher, check_start_method, check_start_m
 from rlsample.engine.pump import Pump
 from rlsample.engine.shared_blocks import BlockPool
 from rlsample.engine.shared_value import SharedValue
-from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.errors import ConfigError, WorkerDiedError, first_of
 from rlsample.settings import option
 
 __all__ = ["ProcessEngine", "ProcessHandle", "ProcessSettings"]
@@ -339,7 +339,7 @@ class ProcessEngine(Engine):
         """Closes every object and ends its process; one that takes longer than ``close_timeout_s`` is killed.
 
         Raises:
-            Exception: the first that an object's ``close`` raised; everything has ended then.
+            Exception: the first that an object's ``close`` raised, which names the others; everything has ended then.
         """
         with self._closing:
             with self._lock:
@@ -363,9 +363,9 @@ class ProcessEngine(Engine):
                 self._drop(handle, "was closed")
             self.pump.close()
             self.pool.close()
-        for handle in handles:
-            if handle.close_error is not None:
-                raise handle.close_error
+        failed = [(f"worker {h.index}", h.close_error) for h in handles if h.close_error is not None]
+        if failed:
+            raise first_of(failed)
 
 
 def _settle(future: CallFuture, message: Message) -> None:

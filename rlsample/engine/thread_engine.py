@@ -14,7 +14,7 @@ from rlsample.engine.call_future import CallFuture, wait_for_futures
 from rlsample.engine.engine import Engine, Future, Handle
 from rlsample.engine.failures import died
 from rlsample.engine.shared_value import Posts, SharedValue
-from rlsample.errors import WorkerDiedError
+from rlsample.errors import WorkerDiedError, first_of
 
 __all__ = ["ThreadEngine", "ThreadHandle"]
 
@@ -195,7 +195,7 @@ class ThreadEngine(Engine):
             raise WorkerDiedError("this ThreadEngine is closed")
 
     def close(self) -> None:
-        """Closes every object, also if one fails to; then raises the first failure."""
+        """Closes every object, also if one fails to; then raises the first failure, which names the others."""
         with self._lock:
             if self._closed:
                 return
@@ -204,6 +204,7 @@ class ThreadEngine(Engine):
         for handle in handles:
             handle.refuse("was closed")
         deadline = time.monotonic() + self._close_timeout_s
-        errors = [error for error in [handle.end(deadline) for handle in handles] if error is not None]
-        if errors:
-            raise errors[0]
+        ends = [(f"worker {handle.index}", handle.end(deadline)) for handle in handles]
+        failed = [(who, error) for who, error in ends if error is not None]
+        if failed:
+            raise first_of(failed)

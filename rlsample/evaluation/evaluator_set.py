@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from rlsample.engine.engine import Engine, Handle
 from rlsample.engine.inline_engine import InlineEngine
-from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.errors import ConfigError, WorkerDiedError, first_of
 from rlsample.evaluation.evaluator_server import (
     Broadcast,
     EvaluatorServer,
@@ -326,16 +326,20 @@ class EvaluatorSet:
         self.send_weights(worker)
 
     def close(self) -> None:
-        """Closes every evaluator and the engine, also if one fails to; then raises the first failure."""
+        """Closes every evaluator and the engine, also if one fails to; then raises the first failure, which names the
+        others."""
         self._closed = True
-        errors = []
-        for close in [self.local.close] + ([] if self.engine is None else [self.engine.close]):
+        failed = []
+        closes = {"the local evaluator": self.local.close}
+        if self.engine is not None:
+            closes["the engine"] = self.engine.close
+        for who, close in closes.items():
             try:
                 close()
             except Exception as e:
-                errors.append(e)
-        if errors:
-            raise errors[0]
+                failed.append((who, e))
+        if failed:
+            raise first_of(failed)
 
     def __enter__(self) -> EvaluatorSet:
         return self

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlsample.engine.engine import Future, Handle
-from rlsample.errors import WorkerDiedError
+from rlsample.errors import WorkerDiedError, first_of
 
 if TYPE_CHECKING:
     from rlsample.evaluation.evaluator_set import EvaluatorSet
@@ -99,7 +99,8 @@ class Requests:
 
         Raises:
             WorkerDiedError: an evaluator died and the set's budget for replacements is used up.
-            Exception: what an evaluator raised; that request is over. Other answers are kept.
+            Exception: what an evaluator raised; that request is over. Other answers are kept. Where several raised by
+                now, it is the first, and its message names the others.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while self._requests:
@@ -112,8 +113,9 @@ class Requests:
                 break
 
     def _take_in(self, done: list[Future]) -> None:
-        errors = []
+        failed: list[tuple[str, Exception]] = []
         for future in done:
+            who = f"worker {future.handle.index}"
             request = self._requests.pop(future)
             try:
                 value, version = self._absorb(future.result(0.0))
@@ -121,13 +123,13 @@ class Requests:
                 try:
                     self._ask_again(request, future.handle, e)
                 except Exception as error:
-                    errors.append(error)
+                    failed.append((who, error))
             except Exception as e:
-                errors.append(e)
+                failed.append((who, e))
             else:
                 self._ready.append(Answer(request.worker, request.name, request.tag, value, version))
-        if errors:
-            raise errors[0]
+        if failed:
+            raise first_of(failed)
 
     def _ask_again(self, request: _Request, handle: Handle, error: WorkerDiedError) -> None:
         if handle.alive():

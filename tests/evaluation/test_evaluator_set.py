@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rlsample.engine import InlineEngine, ProcessEngine, ThreadEngine
-from rlsample.errors import ConfigError, WorkerDiedError
+from rlsample.errors import ConfigError, WorkerDiedError, first_of
 from rlsample.evaluation import CommonPolicyEvaluator, EvaluatorSet, PolicyEvaluator
 from rlsample.evaluation.evaluator_set import EvaluatorSetSettings
 from rlsample.evaluation.requests import Requests
@@ -178,6 +178,42 @@ def test_requests_keep_the_answers_of_others_when_one_raises():
         assert [(a.worker, a.tag, a.value.count) for a in requests.take()] == [(1, "t1", 7), (2, "t2", 7)]
         assert requests.in_flight() == 0
         assert requests.take() == []
+
+
+class FailsInNumbers(RowEvaluator):
+    def sample(self) -> Any:
+        if self.worker_index == 2:
+            return super().sample()
+        raise (KeyError if self.worker_index == 3 else ValueError)(f"bad-{self.worker_index}")
+
+    def close(self) -> None:
+        if self.worker_index in (1, 3):
+            raise OSError(f"held-{self.worker_index}")
+
+
+def test_of_several_errors_the_first_names_the_others():
+    evaluators = EvaluatorSet.create(FailsInNumbers, 4, InlineEngine())
+    requests = Requests(evaluators)
+    for worker in range(4):
+        requests.ask(worker)
+    with pytest.raises(ValueError, match="bad-1") as caught:
+        requests.take()
+    assert str(caught.value) == "bad-1; and 2 more: worker 2: KeyError: 'bad-3'; worker 3: ValueError: bad-4"
+    assert [answer.worker for answer in requests.take()] == [1]
+    with pytest.raises(OSError, match="held-1; and 1 more: worker 2: OSError: held-3"):
+        evaluators.close()
+
+
+def test_an_error_that_makes_its_own_message_tells_of_the_others_too(caplog: pytest.LogCaptureFixture):
+    error = KeyError("a")
+    others = [("worker 1", ValueError("b")), ("worker 2", ValueError("c"))]
+    text = "and 2 more: worker 1: ValueError: b; worker 2: ValueError: c"
+    assert first_of([("worker 0", error), *others]) is error
+    assert error.args == ("a",)
+    assert getattr(error, "__notes__", None) == [text] or caplog.messages == [f"KeyError: 'a'; {text}"]
+    plain = ValueError("a")
+    for _ in range(2):  # raised again, it does not grow
+        assert str(first_of([("worker 0", plain), *others])) == f"a; {text}"
 
 
 def test_take_gives_what_is_there_when_the_time_is_up():
