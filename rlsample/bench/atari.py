@@ -29,7 +29,8 @@ def bench_atari(
     Args:
         game: as :func:`~rlsample.env.atari.make_atari` takes it.
         batch_size: rows of a receive, first come, first served; None or ``num_envs``: all, in order.
-        seconds: how long to measure, after half a second of warming up. Opening the games is not counted.
+        seconds: how long to measure, after half a second of warming up. Before that every game has begun: opening
+            them, and the seeding that ale-py does at their first reset, is not counted.
         options: further fields of :class:`~rlsample.env.atari_settings.AtariSettings`, such as ``groups``.
 
     Returns:
@@ -43,8 +44,14 @@ def bench_atari(
         started = perf_counter()
         env.async_reset()
         received = env.recv()
-        open_s = perf_counter() - started
         actions = np.ones(env.num_envs, np.int64)
+        begun = set(received[-1]["env_id"].tolist())
+        while len(begun) < env.num_envs:  # first come, some are stepped before others have begun
+            ids = received[-1]["env_id"]
+            env.send(actions[: len(ids)], ids)
+            received = env.recv()
+            begun.update(received[-1]["env_id"].tolist())
+        open_s = perf_counter() - started
         found: dict[str, Any] = {}
         for limit_s in (min(_WARM_UP_S, seconds), seconds):
             steps, waits = 0, []
