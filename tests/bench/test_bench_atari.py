@@ -24,7 +24,11 @@ def script(name):
 
 @pytest.mark.parametrize("batch_size", [None, 2, 1])
 def test_stepping(batch_size):
-    found = bench_atari("Pong-v5", 2, batch_size, seconds=0.2, max_episode_steps=5)
+    seconds, steps = 0.1, 0
+    while steps < 60:  # on a busy machine not even one reset may fall into a fifth of a second
+        seconds *= 2
+        found = bench_atari("Pong-v5", 2, batch_size, seconds, max_episode_steps=5)
+        steps = found["steps_per_s"] * found["seconds"]
     json.dumps(found)
     assert found["steps_per_s"] > 0
     assert found["frames_per_s"] == pytest.approx(4 * found["steps_per_s"])
@@ -33,7 +37,7 @@ def test_stepping(batch_size):
     assert found["recv_p50_ms"] <= found["recv_p99_ms"]
     assert found["cpu_us_per_step"] > 20
     assert (found["game"], found["num_envs"], found["batch_size"]) == ("pong", 2, batch_size or 2)
-    assert found["seconds"] >= 0.2
+    assert found["seconds"] >= seconds
 
 
 @pytest.mark.parametrize("groups", [1, 2])
