@@ -99,14 +99,19 @@ class AsyncPolicyClient:
     async def _send(self, request: Request) -> Reply:
         address = self.address._replace(prefix="")
         try:
-            response = await self._http.request(
+            asked = self._http.request(
                 request.method,
                 f"{address}{request.path}",
                 headers=dict(request.headers),
                 content=request.body or None,
-                timeout=request.timeout_s,
+                timeout=request.timeout_s,  # of each read: a server that dribbles would go on for ever
             )
-        except (httpx.HTTPError, RuntimeError) as e:  # RuntimeError: the client was closed meanwhile
+            response = await asyncio.wait_for(asked, request.timeout_s)
+        except (
+            httpx.HTTPError,
+            asyncio.TimeoutError,
+            RuntimeError,
+        ) as e:  # RuntimeError: the client was closed meanwhile
             raise NoAnswer(f"{type(e).__name__}: {e}" if str(e) else type(e).__name__) from e
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Reply(response.status_code, headers, response.content)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import http.client
+import io
 import socket
 import threading
+import time
+from typing import Any
 
 from rlsample.serving.exchange import Address, NoAnswer, Reply, Request
 
@@ -37,14 +41,15 @@ class HttpConnections:
         """Sends a request, and waits for its reply.
 
         Raises:
-            NoAnswer: no connection, a broken one, or no reply within the request's ``timeout_s``.
+            NoAnswer: no connection, a broken one, or not the whole reply within the request's ``timeout_s``.
         """
+        deadline = time.monotonic() + request.timeout_s
         while True:
             connection = self._take()
             kept = connection.sock is not None
             done = False
             try:
-                reply = self._exchange(connection, request)
+                reply = self._exchange(connection, request, deadline)
                 done = True
                 return reply
             except (ConnectionResetError, BrokenPipeError, http.client.RemoteDisconnected) as e:
@@ -55,11 +60,12 @@ class HttpConnections:
             finally:
                 self._put_back(connection, done)
 
-    def _exchange(self, connection: http.client.HTTPConnection, request: Request) -> Reply:
+    def _exchange(self, connection: http.client.HTTPConnection, request: Request, deadline: float) -> Reply:
         if connection.sock is None:
             connection.timeout = min(_CONNECT_S, request.timeout_s)
             connection.connect()  # sets TCP_NODELAY, too
-        connection.sock.settimeout(request.timeout_s)
+        connection.sock.settimeout(_time_left(deadline))
+        connection.response_class = functools.partial(_TimedResponse, deadline)  # type: ignore[assignment]
         connection.request(request.method, request.path, request.body or None, dict(request.headers))
         response = connection.getresponse()
         body = response.read()
@@ -95,6 +101,43 @@ class HttpConnections:
                     connection.sock.shutdown(socket.SHUT_RDWR)
         for connection in idle:
             connection.close()
+
+
+def _time_left(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s
+
+
+class _TimedReads(io.RawIOBase):
+    """Bytes of a socket until a deadline: a limit for each read would let a server that dribbles go on for ever."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock, self._deadline = sock, deadline
+        self._raw = sock.makefile("rb", buffering=0)  # keeps it open until the reply is read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._sock.settimeout(_time_left(self._deadline))
+        return self._raw.readinto(buffer)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """What a response reads from, as a socket's."""
+        return io.BufferedReader(self)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _TimedResponse(http.client.HTTPResponse):
+    """A response that has to be read by a deadline."""
+
+    def __init__(self, deadline: float, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(_TimedReads(sock, deadline), *args, **kwargs)  # type: ignore[arg-type]
 
 
 def _words(error: Exception) -> str:
