@@ -53,6 +53,13 @@ class PolicyGroup(Policy):
         self._of_agent = np.array([self._order.index(name) for name in names], np.int64)
         first = next(iter(self.policies.values()))
         for name, policy in self.policies.items():
+            for kind in ("observation_space", "action_space"):
+                its, firsts = getattr(policy, kind), getattr(first, kind)
+                if its != firsts:
+                    raise ConfigError(
+                        f"policy {name!r} has the {kind} {its}, {self._order[0]!r} {firsts}: all agents of an env have "
+                        "the same, padded where need be"
+                    )
             if dict(policy.extra_columns) != dict(first.extra_columns):
                 raise ConfigError(
                     f"policy {name!r} adds the columns {dict(policy.extra_columns)}, {self._order[0]!r} "

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box, Discrete
 
 from rlsample.engine import ThreadEngine
 from rlsample.env import MultiAgentServingEnv
@@ -279,6 +280,18 @@ def test_what_cannot_work_is_told_at_once(serve):
             serve(env, policy, **options)
     with pytest.raises(ConfigError, match="this env has one agent"):
         CommonPolicyEvaluator("CartPole-v1", two, policy_mapping_fn=NAMES.get)
+
+
+def test_policies_of_different_spaces_are_refused_with_both_named():
+    own, longer = Box(-1, 1, (2,), np.float32), Box(-1, 1, (3,), np.float32)
+    two, three = Discrete(2), Discrete(3)
+    for red, blue, words in (
+        ((own, two), (longer, two), r"policy 'blue' has the observation_space Box\(.*\(3,\), .*'red' Box\(.*\(2,\), "),
+        ((own, two), (own, three), r"policy 'blue' has the action_space Discrete\(3\), 'red' Discrete\(2\): "),
+    ):
+        policies = {"red": RandomPolicy(*red, seed=0), "blue": RandomPolicy(*blue, seed=1)}
+        with pytest.raises(ConfigError, match=words):
+            PolicyGroup(policies, ["red", "blue"])
 
 
 class Bare(RuledPolicy):
