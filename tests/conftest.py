@@ -16,12 +16,14 @@ from typing import Any
 
 import pytest
 
+from rlsample.engine.launcher import Launcher
 from rlsample.nursery import nursery_command
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs inherit it, and our children would
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
+_SHARED = ("psm_", "pym-", "sem.", "torch_", "rlsample")
 
 
 def pytest_collection_finish() -> None:
@@ -41,6 +43,23 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def evaluators_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines fork this process where they may: it has loaded torch, which takes a fresh one seconds.
+
+    Not where how they start is the matter; the examples start theirs as users do.
+    """
+    if request.path.parent.name in ("engine", "slow"):
+        return
+    start = Launcher.__init__
+
+    def start_by_fork(self: Launcher, start_method: str, *rest: Any) -> None:
+        alone = start_method == "forkserver" and threading.active_count() == 1
+        start(self, "fork" if alone else start_method, *rest)
+
+    monkeypatch.setattr(Launcher, "__init__", start_by_fork)
 
 
 @pytest.fixture(autouse=True)
@@ -123,7 +142,8 @@ def _descriptors() -> set[str]:
 
 
 def _shared_memory() -> set[str]:
-    return {f"shm {p.name}" for p in _listed("/dev/shm")}
+    """Of all processes. Not what others keep there for its speed: only names as Python's, torch's and ours are."""
+    return {f"shm {p.name}" for p in _listed("/dev/shm") if p.name.startswith(_SHARED)}
 
 
 def _shared_memory_of_others() -> set[str]:

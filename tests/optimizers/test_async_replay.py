@@ -61,8 +61,16 @@ def wait_until(condition, timeout_s=10.0):
         time.sleep(0.001)
 
 
+def counted(shard):
+    """The sizes of the batches that the shard is given from now on."""
+    sizes, add = [], shard.add
+    shard.add = lambda batch: (sizes.append(batch.count), add(batch))
+    return sizes
+
+
 def test_rows_are_whole_and_counts_are_counted():
     with thread_set() as evaluators, apex(evaluators, num_replay_buffer_shards=3) as optimizer:
+        added = [counted(shard) for shard in optimizer.shards]
         while optimizer.num_updates < 30:
             optimizer.step()
         optimizer.close()
@@ -70,7 +78,8 @@ def test_rows_are_whole_and_counts_are_counted():
         assert {len(ids) for ids in learned} == {8}
         assert {int(i) // 1_000_000 for ids in learned for i in ids} == {1, 2}
         assert optimizer.num_steps_trained <= 8 * len(learned)
-        assert sum(len(shard) for shard in optimizer.shards) == min(399, optimizer.num_steps_sampled)
+        assert sum(map(sum, added)) == optimizer.num_steps_sampled
+        assert [len(shard) for shard in optimizer.shards] == [min(133, sum(counts)) for counts in added]
 
 
 def test_before_learning_starts_a_step_is_a_round_of_samples():
