@@ -23,7 +23,7 @@ from rlsample.policy.torch_policy import TorchPolicy
 from rlsample.policy.torch_settings import TorchSettings
 from rlsample.sample_batch import NextObs, SampleBatch
 from rlsample.settings import option
-from rlsample.tree import Tree, gather
+from rlsample.tree import Tree, gather, num_rows
 
 __all__ = ["DQNPolicy", "DQNSettings"]
 
@@ -145,7 +145,7 @@ class DQNPolicy(TorchPolicy):
 
     def values(self, obs: Tree) -> np.ndarray:
         """The largest Q of K observations: float32[K], a fresh array."""
-        with self._lock, torch.inference_mode():
+        with self._lock, self._threads(num_rows(obs)), torch.inference_mode():
             advantages, values = self.model(self._tensors(obs))
             return self._q(obs, advantages.cpu().numpy(), values.cpu().numpy()).values.max(1)
 

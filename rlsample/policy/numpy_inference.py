@@ -21,6 +21,10 @@ __all__ = ["NumpyInference", "Plan"]
 
 _ZERO = np.zeros((), np.float32)
 
+# OpenBLAS shares a product of more multiplications than this among threads, which costs many times what it saves here.
+_ONE_THREAD = 1 << 18
+_FEWEST_ROWS = 16  # of a piece; wider layers are left whole
+
 
 def _relu(x: np.ndarray, out: np.ndarray) -> None:
     np.maximum(x, _ZERO, out=out)
@@ -135,7 +139,7 @@ class NumpyInference:
             for nets, matrix in stage:
                 stop = start + num_rows * matrix.array.shape[1]
                 out = buffer[start:stop].reshape(num_rows, -1)
-                steps.append((rows[nets[0]].dot, matrix.array, out))
+                steps += _products(rows[nets[0]], matrix.array, out)
                 for net in nets:
                     results[net] = out
                 if matrix.layer.activation:
@@ -147,6 +151,15 @@ class NumpyInference:
             for name, first, last in activated:
                 steps.append((_ACTIVATIONS[name][0], buffer[first:last], buffer[first:last]))
         return Plan(self._input[:num_rows, :-1], tuple(steps), rows[0], rows[1][:, 0])
+
+
+def _products(rows: np.ndarray, matrix: np.ndarray, out: np.ndarray) -> list[tuple[Any, np.ndarray, np.ndarray]]:
+    """The steps of ``out = rows @ matrix``: equal stretches of rows that are small enough for one thread."""
+    most = _ONE_THREAD // matrix.size
+    pieces = -(-len(rows) // most) if most >= _FEWEST_ROWS else 1
+    size = -(-len(rows) // pieces)
+    starts = range(0, len(rows), size)
+    return [(rows[start : start + size].dot, matrix, out[start : start + size]) for start in starts]
 
 
 def _matrix(layer: Layer, free: torch.Tensor | None = None) -> _Matrix:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import gymnasium
@@ -22,6 +24,7 @@ from rlsample.policy.models import ActorCritic, Chains
 from rlsample.policy.noise import NoiseStream
 from rlsample.policy.numpy_inference import NumpyInference
 from rlsample.policy.obs_encoding import Encoded, ObsEncoder
+from rlsample.policy.one_thread import one_thread
 from rlsample.policy.policy import ActOutput, Gradients, Policy, Weights
 from rlsample.policy.seeded_draws import seeded_draws
 from rlsample.policy.torch_settings import TorchSettings
@@ -34,6 +37,8 @@ __all__ = ["TorchPolicy"]
 log = logging.getLogger(__name__)
 
 PARITY_TOLERANCE = 1e-5
+_SMALL = 1 << 23  # rows times parameters: what one thread does in a millisecond or two
+_ROWS_OF_A_STEP = 16  # what an optimizer's step costs, in rows
 
 
 class TorchPolicy(Policy):
@@ -45,6 +50,9 @@ class TorchPolicy(Policy):
     Threads: one thread may act while another learns, sets weights or asks for values. Whatever reads all weights for a
     forward pass, and whatever writes them, holds one lock, so that no action comes from half-updated weights. Two
     threads must not act at once, nor learn at once.
+
+    On the CPU, passes and updates of nets without images that are too small to be shared (rows times parameters up to
+    8 million) use one torch thread; ``torch.set_num_threads`` holds for all others, and is left as it is.
 
     Args:
         settings: see :class:`~rlsample.policy.torch_settings.TorchSettings`.
@@ -140,7 +148,7 @@ class TorchPolicy(Policy):
         engine = self._numpy
         with self._lock:
             if engine is None:
-                with torch.inference_mode():
+                with self._threads(num_rows(obs)), torch.inference_mode():
                     return self.model.value(self._tensors(obs)).cpu().numpy()
             if self._numpy_version != self.version:
                 self._refresh(engine)
@@ -154,7 +162,7 @@ class TorchPolicy(Policy):
         return self.distribution.logp(inputs, actions)
 
     def _act_torch(self, obs: Tree) -> tuple[np.ndarray, np.ndarray]:
-        with self._lock, torch.inference_mode():
+        with self._lock, self._threads(num_rows(obs)), torch.inference_mode():
             inputs, values = self.model(self._tensors(obs))
             return inputs.cpu().numpy(), values.cpu().numpy()
 
@@ -249,7 +257,8 @@ class TorchPolicy(Policy):
         Raises:
             FloatingPointError: a statistic is NaN or infinite (named).
         """
-        stats = self._gradients(batch)
+        with self._threads(batch.count):
+            stats = self._gradients(batch)
         return self._parameters.get(self._parameters.grad), stats
 
     def apply_gradients(self, gradients: Gradients) -> None:
@@ -260,12 +269,19 @@ class TorchPolicy(Policy):
             FloatingPointError: gradients that are not finite. After either, the weights are as before.
         """
         self._parameters.put(self._parameters.grad, gradients)
-        self._update()
+        with self._threads(_ROWS_OF_A_STEP):
+            self._update()
 
     def learn(self, batch: SampleBatch) -> dict[str, float]:
-        stats = self._gradients(batch)
-        self._update()
+        with self._threads(batch.count):
+            stats = self._gradients(batch)
+            self._update()
         return stats
+
+    def _threads(self, num_rows: int) -> AbstractContextManager[None]:
+        """Around work on so many rows: one thread where more would cost more than they do."""
+        small = num_rows * self._parameters.values.numel() <= _SMALL
+        return one_thread() if small and self._on_cpu and not self._encoder.images else contextlib.nullcontext()
 
     def set_progress(self, env_steps: int) -> None:
         """Sets the learning rate of a linear schedule."""

@@ -106,6 +106,17 @@ def test_log_std_fills_the_free_inputs():
     torch.testing.assert_close(inputs[:, 5:], torch.full((3, 3), -0.5))
 
 
+@pytest.mark.parametrize(("hidden", "rows", "most"), [((64, 64), 1000, 1 << 18), ((512, 512), 8, 8 * 513 * 513)])
+def test_numpy_multiplies_in_pieces_that_blas_computes_in_one_thread(hidden, rows, most):
+    """Wide layers are left whole: their pieces would have few rows."""
+    _, model = build(vector(), Discrete(3), hidden=hidden)
+    plan = NumpyInference(model.chains(), model.log_std).plan(rows)
+    products = [(f.__self__, b) for f, b, _ in plan.steps if hasattr(f, "__self__")]
+    sizes = [len(a) * b.size for a, b in products if isinstance(a, np.ndarray)]
+    assert max(sizes) <= most
+    assert sum(sizes) == rows * sum(b.size for b in {id(b): b for _, b in products}.values())
+
+
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 @pytest.mark.parametrize("hidden", [(), (8,), (6, 9), (64, 64)])
 @pytest.mark.parametrize("shared", [False, True])
@@ -115,7 +126,7 @@ def test_the_numpy_forward_pass_equals_torch_at_every_width(activation, hidden, 
     engine = NumpyInference(model.chains(), model.log_std)
     rng = np.random.default_rng(0)
     for change in range(2):
-        for rows in (3, 1, 64, 3):
+        for rows in (3, 1, 64, 200, 3):
             obs = rng.normal(size=(rows, 5)).astype(np.float32)
             plan = engine.plan(rows)
             encoder.write_flat(obs, plan.flat)
