@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 
 from rlsample.errors import ConfigError
 from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE, ByteBudget
+from rlsample.offline.declared_sizes import require_page_sizes
 from rlsample.offline.json_lines import decode_line, encode_line
-from rlsample.offline.parquet_tables import from_table, import_pyarrow, size_of_rows, to_table
+from rlsample.offline.parquet_tables import from_table, import_pyarrow, size_of_rows, to_table, values_per_row
 from rlsample.sample_batch import SampleBatch
 
 __all__ = [
@@ -202,8 +203,10 @@ def read_parquet(
                 if not mine(number):
                     continue
                 try:
-                    rows = file.metadata.row_group(number).num_rows
-                    ByteBudget(max_fragment_size).spend(size_of_rows(file.schema_arrow, rows))
+                    group, schema = file.metadata.row_group(number), file.schema_arrow
+                    ByteBudget(max_fragment_size).spend(size_of_rows(schema, group.num_rows))
+                    longest = 2 * max_fragment_size + _MORE_IN_A_LINE
+                    require_page_sizes(source, group, values_per_row(schema), longest)
                     batch = from_table(file.read_row_group(number))
                 except (pa.ArrowException, *_DAMAGED) as error:
                     damage(f"row group {number + 1} is damaged: {error}")

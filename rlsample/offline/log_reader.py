@@ -46,8 +46,8 @@ class LogReader:
         shuffle_window: 0: files in the order of their names. Else files in random order, and each fragment drawn from
             that many that were read ahead.
         seed: of the shuffling; each pass has an order of its own.
-        max_fragment_size: bytes that the arrays of a fragment may have, unpacked (not checked for Minari datasets): a
-            small file may hold what fills the memory.
+        max_fragment_size: bytes that the arrays of a fragment may have, unpacked: a small file may hold what fills the
+            memory.
 
     Attributes:
         num_skipped: fragments, and files as a whole, skipped so far.
@@ -155,7 +155,7 @@ class LogReader:
 
             read = _READERS.get(Path(name).suffix)
             if read is None or path.is_dir():
-                yield from read_minari(path, mine, damage)
+                yield from read_minari(path, mine, damage, self.max_fragment_size)
             else:
                 yield from read(path, mine, damage, self.max_fragment_size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -18,6 +19,8 @@ import numpy as np
 
 from rlsample.env.spaces import leaf_spec
 from rlsample.errors import ConfigError, MissingExtraError
+from rlsample.offline.array_codec import MAX_FRAGMENT_SIZE, ByteBudget
+from rlsample.offline.declared_sizes import hdf5_size
 from rlsample.offline.episode_assembler import EpisodeAssembler
 from rlsample.sample_batch import (
     ACTIONS,
@@ -40,6 +43,7 @@ __all__ = ["MinariWriter", "find_minari", "read_minari"]
 log = logging.getLogger(__name__)
 
 _PREFIX = "minari:"
+_MORE_IN_A_ROW = 10  # bytes: a reward and two flags
 
 
 class MinariWriter:
@@ -163,9 +167,15 @@ def find_minari(source: str | Path) -> Path | None:
     return None
 
 
-def read_minari(path: Path, mine: Callable[[int], bool], damage: Callable[[str], None]) -> Iterator[SampleBatch]:
+def read_minari(
+    path: Path,
+    mine: Callable[[int], bool],
+    damage: Callable[[str], None],
+    max_fragment_size: int = MAX_FRAGMENT_SIZE,
+) -> Iterator[SampleBatch]:
     """A batch per episode whose number is ``mine``: obs, actions, rewards (float32), terminated, truncated, and eps_id,
-    t, env_id, fragment_id made from its number. ``damage`` is told of episodes whose parts do not fit."""
+    t, env_id, fragment_id made from its number. ``damage`` is told of episodes whose parts do not fit, or that have
+    more than ``max_fragment_size`` bytes with their infos, which are read along; nothing of those is read."""
     minari_storage = _import_minari()[0]
     try:
         storage = minari_storage.read(path)
@@ -176,12 +186,32 @@ def read_minari(path: Path, mine: Callable[[int], bool], damage: Callable[[str],
         if not mine(number):
             continue
         try:
+            ByteBudget(max_fragment_size).spend(_size(storage, number))
             (episode,) = storage.get_episodes([number])
             batch = _batch(episode, number, storage.observation_space, storage.action_space)
         except (OSError, ValueError, KeyError, ConfigError) as error:
             damage(f"episode {number} is damaged: {error}")
         else:
             yield batch
+
+
+def _size(storage: Any, number: int) -> int:
+    """Bytes of an episode by what its file says; in formats other than HDF5 by its rows and the spaces."""
+    row = sum(
+        spec.dtype.itemsize * math.prod(spec.shape)
+        for space in (storage.observation_space, storage.action_space)
+        for spec in leaves(leaf_spec(space))
+    )
+    if storage.FORMAT == "hdf5":
+        import h5py
+
+        with h5py.File(storage.data_path / "main_data.hdf5", "r") as file:
+            return hdf5_size(file[f"episode_{number}"], row)
+    import pyarrow.dataset
+
+    folder = storage.data_path / str(number)
+    files = pyarrow.dataset.dataset(folder, format=storage.FORMAT, ignore_prefixes=["_", ".", "metadata.json"])
+    return int(files.count_rows()) * (row + _MORE_IN_A_ROW)
 
 
 def _batch(episode: dict[str, Any], number: int, observation_space: Any, action_space: Any) -> SampleBatch:

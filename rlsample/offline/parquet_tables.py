@@ -17,7 +17,7 @@ from rlsample.offline.json_lines import VERSION, require_like_obs
 from rlsample.sample_batch import NEXT_OBS, OBS, NextObs, SampleBatch
 from rlsample.tree import Tree
 
-__all__ = ["from_table", "import_pyarrow", "size_of_rows", "to_table"]
+__all__ = ["from_table", "import_pyarrow", "size_of_rows", "to_table", "values_per_row"]
 
 _FRAGMENT = "fragment"  # of the batch's lane fragments, the one a row is in
 _MAX_FRAGMENTS = 1 << 24
@@ -119,15 +119,18 @@ def size_of_rows(schema: Any, num_rows: int) -> int:
     """
     _require_ours(schema)
     width = 0
-    for field in schema:
-        kind, count = field.type, 1
-        if hasattr(kind, "list_size"):
-            kind, count = kind.value_type, kind.list_size
+    for field, count in zip(schema, values_per_row(schema), strict=True):
+        kind = field.type.value_type if hasattr(field.type, "list_size") else field.type
         try:
             width += count * -(-kind.bit_width // 8)
         except ValueError:
             raise ValueError(f"column {field.name!r} is of type {field.type}, which no rlsample wrote") from None
     return width * num_rows
+
+
+def values_per_row(schema: Any) -> list[int]:
+    """How many values a row has in each column."""
+    return [getattr(field.type, "list_size", 1) for field in schema]
 
 
 def _require_ours(schema: Any) -> None:

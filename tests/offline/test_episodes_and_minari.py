@@ -237,6 +237,61 @@ def test_readers_share_a_minari_dataset(tmp_path):
     assert {len(share) for share in shares} == {3, 4}
 
 
+SIZES = {"hdf5": 4 * 11 + 8 * 10 + 6 * 10, "arrow": 22 * 11, "parquet": 22 * 11}
+
+
+@pytest.mark.parametrize(("format", "size"), SIZES.items())
+def test_minari_episodes_above_the_limit_are_skipped_unread(tmp_path, caplog, format, size):
+    """By what the file declares, in HDF5; by rows, of which there is one more, and spaces in the other formats."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    (tmp_path / "data").mkdir()
+    storage = MinariStorage.new(tmp_path / "data", *FIXED, data_format=format, jpeg_encoding=False)
+    for length in (10, 2):
+        ends = np.arange(length) == length - 1
+        storage.update_episodes(
+            [
+                EpisodeBuffer(
+                    observations=np.ones((length + 1, 1), np.float32),
+                    actions=np.zeros(length, np.int64),
+                    rewards=np.ones(length, np.float32),
+                    terminations=ends,
+                    truncations=~ends & ends,
+                    infos={},
+                )
+            ]
+        )
+    with LogReader(tmp_path, max_fragment_size=size) as reader:
+        assert [batch.count for batch in reader] == [10, 2]
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path, max_fragment_size=size - 1) as reader:
+        assert [batch.count for batch in reader] == [2]
+    assert f"episode 0 is damaged: its arrays have more than {size - 1} bytes" in caplog.records[0].message
+
+
+def test_an_array_without_content_counts_by_what_it_declares(tmp_path, caplog):
+    """HDF5 fills such arrays with zeros when they are read: a small file with a huge one."""
+    import h5py
+
+    with MinariWriter("x-v0", *FIXED, tmp_path / "set") as writer:
+        for n in range(2):
+            writer.write(piece(n, 0, 2, "term"))
+    path = tmp_path / "set" / "data" / "main_data.hdf5"
+    with h5py.File(path, "a") as file:
+        file.create_dataset("episode_0/infos/x", (1 << 40,), "f8", chunks=(1 << 10,))
+        file["episode_0/infos/y"] = file["episode_0"]  # groups within themselves
+    assert path.stat().st_size < 1 << 20
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path / "set") as reader:
+        assert [int(batch["eps_id"][0]) for batch in reader] == [1]
+    assert "episode 0 is damaged: it has more than 65536 arrays and groups" in caplog.records[0].message
+    with h5py.File(path, "a") as file:
+        del file["episode_0/infos/y"]
+    caplog.clear()
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path / "set") as reader:
+        assert [int(batch["eps_id"][0]) for batch in reader] == [1]
+    assert "episode 0 is damaged: its arrays have more than 536870912 bytes" in caplog.records[0].message
+
+
 def test_what_is_not_whole_ends_truncated_or_is_left_out(tmp_path, caplog):
     with MinariWriter("x-v0", *FIXED, tmp_path / "set") as writer, caplog.at_level(logging.WARNING):
         writer.write(piece(1, 0, 2))  # goes on after the recording

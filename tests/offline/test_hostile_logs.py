@@ -14,6 +14,7 @@ import pytest
 
 from rlsample.offline import LogReader, LogWriter
 from rlsample.offline.array_codec import encode_tree
+from rlsample.offline.declared_sizes import require_page_sizes
 from rlsample.offline.json_lines import decode_line, encode_line
 from rlsample.offline.parquet_tables import size_of_rows, to_table
 from rlsample.sample_batch import NextObs, SampleBatch
@@ -147,6 +148,61 @@ def test_sizes_of_rows_are_those_of_the_arrays():
     obs = {"a": np.zeros((4, 3, 2), np.uint8), "b": np.zeros(4, np.float32)}
     batch = SampleBatch({"obs": obs, "terminated": np.zeros(4, bool), "t": np.arange(4)})
     assert size_of_rows(to_table(batch).schema, 4) == batch.nbytes == 4 * (6 + 4 + 1 + 8)
+
+
+def zigzag(number):
+    """A whole number as thrift writes it."""
+    number, found = 2 * number, bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def test_pages_that_unpack_to_more_than_their_rows_have_are_not_unpacked(tmp_path, caplog):
+    """The head of a page says what it unpacks to; Parquet's reader sets that much aside before it looks."""
+    import pyarrow.parquet as pq
+
+    batch = SampleBatch({"t": np.arange(1_000_000) % 7})
+    options = {"use_dictionary": False, "compression": "snappy"}
+    pq.write_table(to_table(batch), tmp_path / "a.parquet", **options)
+    content = (tmp_path / "a.parquet").read_bytes()
+    head = pq.read_metadata(tmp_path / "a.parquet").row_group(0).column(0).data_page_offset
+    honest, forged = content[head + 3 : head + 6], zigzag(1_000_000)
+    assert honest == zigzag(160_008)  # 20,000 rows and their levels
+    with LogReader(tmp_path, max_fragment_size=8_000_000) as reader:
+        assert [found.count for found in reader] == [1_000_000]
+    (tmp_path / "a.parquet").write_bytes(content.replace(honest, forged))
+    with caplog.at_level(logging.WARNING), LogReader(tmp_path, max_fragment_size=8_000_000) as reader:
+        assert list(reader) == []
+    assert "row group 1 is damaged: its pages unpack to more than 16065536 bytes" in caplog.records[0].message
+
+
+KINDS_OF_PAGES = [{}, {"use_dictionary": False}, {"data_page_version": "2.0"}, {"write_statistics": False}]
+
+
+@pytest.mark.parametrize("options", KINDS_OF_PAGES)
+def test_heads_of_pages_say_how_many_values_there_are(tmp_path, options):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    columns = {"many": pa.array([list(range(50)), list(range(50))]), "one": pa.array(["x" * 70_000, None])}
+    pq.write_table(pa.table(columns), path, compression="none", data_page_size=64, **options)
+    group = pq.read_metadata(path).row_group(0)
+    sizes = sum(group.column(k).total_uncompressed_size for k in range(2))
+    with path.open("rb") as file:
+        require_page_sizes(file, group, [50, 1], sizes)
+        with pytest.raises(ValueError, match=r"'many\.list\.element' has more values than 2 rows"):
+            require_page_sizes(file, group, [49, 1], sizes)
+        with pytest.raises(ValueError, match="pages unpack to more than 70000 bytes"):
+            require_page_sizes(file, group, [50, 1], 70_000)
+        content = path.read_bytes()
+    for damage in (b"\xff", b"\x00", b"\x1c"):
+        at = group.column(0).data_page_offset
+        path.write_bytes(content[:at] + 200 * damage + content[at + 200 :])
+        with path.open("rb") as file, pytest.raises(ValueError, match="the head of"):
+            require_page_sizes(file, group, [50, 1], sizes)
 
 
 def test_parquet_files_of_others_are_told_apart_before_they_are_read(tmp_path, caplog):
