@@ -45,13 +45,14 @@ def one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(autouse=True)
-def evaluators_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def evaluators_are_forks(request: pytest.FixtureRequest) -> Iterator[None]:
     """Engines fork this process where they may: it has loaded torch, which takes a fresh one seconds.
 
     Not where how they start is the matter; the examples start theirs as users do.
     """
     if request.path.parent.name in ("engine", "slow"):
+        yield
         return
     start = Launcher.__init__
 
@@ -59,7 +60,9 @@ def evaluators_are_forks(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         alone = start_method == "forkserver" and threading.active_count() == 1
         start(self, "fork" if alone else start_method, *rest)
 
-    monkeypatch.setattr(Launcher, "__init__", start_by_fork)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launcher, "__init__", start_by_fork)
+        yield
 
 
 @pytest.fixture(autouse=True)
