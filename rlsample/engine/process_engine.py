@@ -144,7 +144,8 @@ class ProcessHandle(Handle):
                 self.refuses = why
             pending, self.pending = list(self.pending.values()), {}
         for future in pending:
-            future.fail(died(self.index, self.incarnation, self.refuses, future.name))
+            if not future.is_set():
+                future.fail(died(self.index, self.incarnation, self.refuses, future.name))
 
 
 class ProcessEngine(Engine):
@@ -239,25 +240,38 @@ class ProcessEngine(Engine):
         with handle.send_lock:
             if handle.gone or handle.cut_off or (handle.refuses is not None and not closing):
                 return
-            frames = make_frames(handle.channel)
-            while frames.pieces and time.monotonic() < deadline:
-                if handle.refuses is not None and not closing:
+            frames = whole = make_frames(handle.channel)
+            sending = False
+            try:
+                while frames.pieces and time.monotonic() < deadline:
+                    if handle.refuses is not None and not closing:
+                        handle.cut_off = True
+                        return
+                    sending = True
+                    try:
+                        frames = handle.channel.send_some(frames)
+                    except BlockingIOError:
+                        sending = frames is not whole
+                        self._wait_for_room(handle)
+                    except OSError:
+                        return
+            except BaseException:  # Ctrl-C, as a rule
+                if sending and frames.pieces:
                     handle.cut_off = True
-                    return
-                try:
-                    frames = handle.channel.send_some(frames)
-                except BlockingIOError:
-                    with handle.lock:
-                        handle.start_waiting()
-                    with contextlib.suppress(ValueError, OSError):  # its socket was closed meanwhile
-                        writable = select.poll()  # unlike select() it takes descriptors beyond 1023
-                        writable.register(handle.channel.sock, select.POLLOUT)
-                        writable.poll(5)
-                    self.pump.poll()
-                except OSError:
-                    return
+                    self._launcher.kill(handle.key)  # it waits for the other half
+                raise
             with handle.lock:
                 handle.stop_waiting()
+
+    def _wait_for_room(self, handle: ProcessHandle) -> None:
+        """A few milliseconds at most, in which others are read."""
+        with handle.lock:
+            handle.start_waiting()
+        with contextlib.suppress(ValueError, OSError):  # its socket was closed meanwhile
+            writable = select.poll()  # unlike select() it takes descriptors beyond 1023
+            writable.register(handle.channel.sock, select.POLLOUT)
+            writable.poll(5)
+        self.pump.poll()
 
     def _read(self, handle: ProcessHandle) -> None:
         with self._reading:
@@ -268,11 +282,13 @@ class ProcessEngine(Engine):
                     self._take(handle, message)
                 with handle.lock:
                     handle.stop_waiting(sign_of_life=True)
-            except Exception as e:
-                if not isinstance(e, (EOFError, OSError)):
+            except BaseException as e:
+                if isinstance(e, Exception) and not isinstance(e, (EOFError, OSError)):
                     log.error("worker %d sent what cannot be read: %r", handle.index, e)
                 self.pump.unregister(handle.fd)
                 self._launcher.kill(handle.key)  # its end will be told with the exit code
+                if not isinstance(e, Exception):
+                    raise  # Ctrl-C: half a message may be lost, and with it the place where the next begins
 
     def _take(self, handle: ProcessHandle, message: Message) -> None:
         if message.kind == BUILT:
@@ -281,10 +297,11 @@ class ProcessEngine(Engine):
             failed = message.value()
             handle.close_error = failed and unpack_exception(failed)
         else:
-            with handle.lock:
-                future = handle.pending.pop(message.call_id, None)
+            future = handle.pending.get(message.call_id)
             if future is not None:  # else the engine is being closed
                 _settle(future, message)
+            with handle.lock:  # only now: if this breaks off, the future fails with the worker
+                handle.pending.pop(message.call_id, None)
 
     def _started(self, key: int, pid: int) -> None:
         handle = self._handles.get(key)

@@ -12,12 +12,15 @@ from collections.abc import Callable
 
 __all__ = ["Pump"]
 
+_CLOSE_WAIT_S = 1.0  # for a thread that reads to look up
+
 
 class Pump:
     """Calls back when descriptors are readable, from inside :meth:`wait_for` and :meth:`poll`.
 
     The first thread that waits reads; others that wait are told after each reading, and one of them takes over when the
-    first has what it wanted. Callbacks run in one thread at a time. They must not wait here themselves.
+    first has what it wanted. Callbacks run in one thread at a time. They must not wait here themselves. An exception in
+    one, such as Ctrl-C, comes out where it was waited; others go on waiting, and reading.
 
     Args:
         look: called after a reading, from the same thread, when it is due; returns the seconds until it is due again.
@@ -51,19 +54,21 @@ class Pump:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not ready():
             left = None if deadline is None else deadline - time.monotonic()
-            with self._changed:
-                if self._reading:
-                    if left is not None and left <= 0:
-                        return ready()
-                    self._changed.wait(left)
-                    continue
-                self._reading = True
+            mine = False
             try:
+                with self._changed:
+                    if self._reading:
+                        if left is not None and left <= 0:
+                            return ready()
+                        self._changed.wait(left)
+                        continue
+                    mine = self._reading = True  # in this order, and in here: Ctrl-C may come after each of the two
                 self._read(left)
             finally:
-                with self._changed:
-                    self._reading = False
-                    self._changed.notify_all()
+                if mine:
+                    with self._changed:
+                        self._reading = False
+                        self._changed.notify_all()
             if left is not None and left <= 0:
                 return ready()
         return True
@@ -101,7 +106,8 @@ class Pump:
     def close(self) -> None:
         """Frees the descriptors; those who wait must have been served before. Idempotent."""
         with self._changed:
-            while self._reading:
+            deadline = time.monotonic() + _CLOSE_WAIT_S
+            while self._reading and time.monotonic() < deadline:
                 self._wake()
                 self._changed.wait(0.1)
             if self._closed:

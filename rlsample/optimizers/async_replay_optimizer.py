@@ -139,7 +139,6 @@ class AsyncReplayOptimizer(PolicyOptimizer):
     def _start(self) -> None:
         self._requests.start()
         self._explore()
-        self._started = True
         self._learner.start()
         s = self.settings
         amounts = s.train_batch_size, s.max_replays_in_flight
@@ -148,6 +147,7 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         )
         self._threads.start("replay", work)
         self._since.restart(self.num_steps_sampled, self.num_steps_trained)
+        self._started = True  # last: if this breaks off, the next step does what is missing
 
     def _beta(self) -> float:
         return self.settings.beta(self.num_steps_sampled)

@@ -154,11 +154,11 @@ class AsyncSamplesOptimizer(PolicyOptimizer):
 
     def _start(self) -> None:
         self._requests.start()
-        self._started = True
         if self._loader is not None:
             self._loader.start()
         self._learner.start()
         self._since.restart(self.num_steps_sampled, self.num_steps_trained)
+        self._started = True  # last: if this breaks off, the next step does what is missing
 
     def _check(self) -> None:
         self._threads.check()

@@ -32,10 +32,14 @@ class BackgroundThreads:
         self._stopped = False
 
     def start(self, name: str, work: Callable[[], None]) -> None:
-        """Starts a thread. It ends by raising :class:`Stopped`; if it returns or raises else, that is a failure."""
-        thread = threading.Thread(target=self._run, args=(name, work), name=f"rlsample {name}", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        """Starts a thread, unless one of this name was started. It ends by raising :class:`Stopped`; if it returns or
+        raises else, that is a failure."""
+        thread = next((t for t in self._threads if t.name == f"rlsample {name}"), None)
+        if thread is None:
+            thread = threading.Thread(target=self._run, args=(name, work), name=f"rlsample {name}", daemon=True)
+            self._threads.append(thread)
+        if thread.ident is None:
+            thread.start()
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
         try:
@@ -88,7 +92,8 @@ class BackgroundThreads:
         self.stop()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
         left = [thread.name for thread in self._threads if thread.is_alive()]
         if left:
             log.warning("still busy %.0f s after close: %s; a daemon thread, ends with its work", timeout_s, left)

@@ -145,10 +145,10 @@ class DeviceGroup:
             Each update's statistics, and the rows the loss was computed on.
         """
         plans, totals = self._plan(slot, minibatch_size, rng)
-        if self._ranks is not None:
-            self._ranks.train(slot, [list(zip(plan, totals, strict=True)) for plan in plans[1:]])
         results = []
         try:
+            if self._ranks is not None:
+                self._ranks.train(slot, [list(zip(plan, totals, strict=True)) for plan in plans[1:]])
             for index, total_rows in zip(plans[0], totals, strict=True):
                 results.append(self._trainer.train(self._copies[slot].rows(index), total_rows))
         except BaseException as error:

@@ -121,7 +121,7 @@ class Progress:
     stats: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Errand:
     work: Callable[[], Any]
     result: Any = None
@@ -213,6 +213,10 @@ class LearnerThread:
             except Stopped:
                 if not errand.done:
                     self._threads.check()
+            except BaseException:  # Ctrl-C: nobody waits for it any more
+                if errand in self._errands:
+                    self._errands.remove(errand)
+                raise
         if errand.error is not None:
             raise errand.error
         return errand.result
