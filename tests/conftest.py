@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from rlsample.engine.launcher import Launcher
@@ -24,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
 _SHARED = ("psm_", "pym-", "sem.", "torch_", "rlsample")
+# A busy machine is slow now and then: how long an example takes, or drawing it, is no fault.
+hypothesis.settings.register_profile(
+    "any_speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any_speed")
 
 
 def pytest_collection_finish() -> None:
