@@ -2,14 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+ENVS := tests/env tests/serving
 
-.PHONY: run test test-slow check bench docs clean
+.PHONY: run test test-envs test-others test-slow check bench docs clean
 
 run: $(READY)  ## train PPO on CartPole, about a minute; results in runs/cartpole
 	$(BIN)/rlsample train --algo ppo --env CartPole-v1 --num-envs 8 --seed 0 --stop-return 475 --max-steps 300000 --out runs/cartpole --overwrite
 
-test: $(READY)  ## the test suite, a few minutes
-	$(BIN)/python -m pytest -q
+test: $(READY)  ## the test suite, a few minutes; each half of it in its own process
+	$(MAKE) --no-print-directory -j 2 test-envs test-others
+
+test-envs: $(READY)
+	$(BIN)/python -m pytest -q $(ENVS)
+
+test-others: $(READY)
+	$(BIN)/python -m pytest -q $(ENVS:%=--ignore %)
 
 test-slow: $(READY)  ## learning runs and long storms
 	$(BIN)/python -m pytest -q -m slow
