@@ -63,22 +63,17 @@ class GymEnvs(BaseEnv):
         self._make, self._seed, self._worker_index = make, seed, worker_index
         self._states = SlotStates(num_envs)
         self.all_ids = self._states.all_ids
-        self._incarnation = [0] * num_envs
-        self._not_before = [0.0] * num_envs
+        self._incarnation, self._not_before = [0] * num_envs, [0.0] * num_envs
         self._rounds = 0  # steps that all slots took together
         self._started_at = np.zeros(num_envs, np.int64)  # a slot's episode step is _rounds - _started_at
-        self._no_flags = np.zeros(num_envs, bool)
-        self._all_flags = ~self._no_flags
-        self._no_rewards = np.zeros(num_envs, np.float32)
+        self._no_flags, self._all_flags = np.zeros(num_envs, bool), np.ones(num_envs, bool)
+        self._no_rewards, self._seeded = np.zeros(num_envs, np.float32), [False] * num_envs
         for shared in (self._no_flags, self._all_flags, self._no_rewards):
             shared.flags.writeable = False
-        self._seeded = [False] * num_envs
         self._num_resetting = num_envs  # slots that are new or wait for a reset inside poll
         self._failures: dict[int, EnvFailedError] = {}
         self._sent: tuple[np.ndarray, list[Any]] | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-        self._closing = threading.Event()
+        self._lock, self._closed, self._closing = threading.Lock(), False, threading.Event()
         self._envs: list[gymnasium.Env[Any, Any] | None] = []
         try:
             for slot in range(num_envs):
@@ -118,6 +113,11 @@ class GymEnvs(BaseEnv):
                     return self._poll_mixed(timeout_s)
                 self._sent = None
                 return self._step(*(sent if sent[0] is self.all_ids else self._in_order(*sent)))
+            except KeyboardInterrupt:  # the rows are lost, and so is the rest of their episodes
+                self._sent, code = None, self._states.code
+                code[code == BUSY] = ENDED
+                self._num_resetting = int(((code == NEW) | (code == RESETTING)).sum())
+                raise
             finally:
                 if self._closed:
                     self._close_envs()
@@ -127,12 +127,12 @@ class GymEnvs(BaseEnv):
         ids = self._states.require_waiting(env_ids)
         split = self._codec.check_and_split(actions, ids)
         if ids is self.all_ids:
-            self._states.code.fill(BUSY)
             self._sent = (ids, split)
+            self._states.code.fill(BUSY)
         elif len(ids):
-            self._states.code[ids] = BUSY
             earlier = self._sent
             self._sent = (ids, split) if earlier is None else (np.concatenate([earlier[0], ids]), earlier[1] + split)
+            self._states.code[ids] = BUSY
 
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
         with self._lock:

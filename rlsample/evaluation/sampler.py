@@ -24,16 +24,9 @@ from rlsample.evaluation.filters import make_filter
 from rlsample.evaluation.fragment_buffer import FragmentBuffer, Rows
 from rlsample.evaluation.metrics import Timers
 from rlsample.evaluation.sampler_settings import SamplerSettings
+from rlsample.evaluation.starting_over import reset_all_slots
 from rlsample.policy.policy import Policy
-from rlsample.sample_batch import (
-    ACTIONS,
-    OBS,
-    POLICY_VERSION,
-    REWARDS,
-    TERMINATED,
-    TRUNCATED,
-    SampleBatch,
-)
+from rlsample.sample_batch import ACTIONS, OBS, POLICY_VERSION, REWARDS, TERMINATED, TRUNCATED, SampleBatch
 from rlsample.tree import Tree, assign, concat, gather, map_tree
 
 __all__ = ["TRUE", "Sampler"]
@@ -83,6 +76,7 @@ class Sampler:
         self._nobody = (self._slots[:0], gather(self._buffer.columns[OBS], slice(0, 0)))
         self._waiting: tuple[np.ndarray, Tree] = self._nobody  # slots that wait for an action, and what they see
         self._held: list[tuple[np.ndarray, Tree]] = []  # the same, of slots whose lane is full
+        self._broke_off = False  # the last call of sample
 
     def sample(self) -> SampleBatch:
         """Steps the env until a batch is full.
@@ -94,8 +88,28 @@ class Sampler:
         Raises:
             EnvFailedError: a sub-env failed and may not be restarted. Rows collected before are kept for the next call,
                 but for a vector env: when that fails, all its slots do, and there is no next call to keep them for.
+            KeyboardInterrupt: what this call collected is lost, and the next begins with a new episode in every slot.
         """
-        return self._sample_block() if self._in_blocks else self._sample_pieces()
+        if self._broke_off:
+            self._start_over()
+        try:
+            return self._sample_block() if self._in_blocks else self._sample_pieces()
+        except BaseException as e:
+            self._broke_off = not isinstance(e, Exception)
+            raise
+
+    def _start_over(self) -> None:
+        """Rows and env may be out of step: episodes are abandoned, and begun anew."""
+        self._held, self._waiting = [], self._nobody
+        self._pieces.clear()
+        for slot in self._slots.tolist():
+            self.episodes.abandon(slot)
+        self._buffer, first = self._new_buffer(), reset_all_slots(self.env)
+        self._broke_off = False
+        if first is not None:
+            self._waiting = self._receive(first._replace(failures={}))
+            if first.failures:
+                self._fail(first.failures)
 
     def to_env(self, actions: Tree) -> Tree:
         """The policy's actions [K, ...] as the env gets them: clipped or mapped to the bounds, if so set."""
