@@ -16,7 +16,7 @@ _AT_ONCE, _REFILL = 8, 2
 _RETURN_S = 0.005  # longest time for which an answer counts as out
 _TICK_S = 0.0001
 _SKIPPED, _TIMED = 128, 256  # answers of a measurement
-_ROUNDS, _AS_LONG = 2, 1.1
+_ROUNDS, _AS_LONG = 2, 1.25
 _MOST_OVERDUE = 0.75  # share of answers
 _PACED_S, _FIRST_REST_S, _LONGEST_REST_S = 64.0, 1.0, 64.0
 _WATCHING, _COMPARING, _TRYING, _PACING, _RESTING = range(5)
@@ -30,7 +30,7 @@ class AnswerPacer:
     handed to clients that have not come back and had less than 5 ms to do so. The next ones go when 2 are left.
 
     Clients that share nothing would only lose by that. So it is tried when more than 8 want to be answered at a time:
-    384 answers go out at once, then 384 so paced, and both once more. Unless pacing takes a tenth longer, it goes on
+    384 answers go out at once, then 384 so paced, and both once more. Unless pacing takes a quarter longer, it goes on
     for 64 s. Else, or when three of four clients need more than 5 ms, answers go at once, for a second; after each more
     trial in vain for twice as long, up to 64 s.
 
