@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import math
 import re
 import time
@@ -13,18 +14,19 @@ from typing import Any
 from rlsample.env.serving import ServingEnv
 from rlsample.env.serving.lane_rows import MAX_REWARD
 from rlsample.errors import ServingError, SpaceError
-from rlsample.serving.action_turns import ActionTurns
 from rlsample.serving.http_errors import HttpError
 from rlsample.serving.open_episode import Done, OpenEpisode, Waiter
 from rlsample.serving.serving_metrics import ServingMetrics
 from rlsample.serving.space_codec import SpaceCodec, stack_actions
 from rlsample.serving.wire import WireError
 
-__all__ = ["EpisodeCalls"]
+__all__ = ["LONG_TURN_S", "EpisodeCalls"]
 
 _ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
+LONG_TURN_S = 0.005  # the loop takes no requests meanwhile
 _SOON_S = 0.001
 _PLACE_S = 1.0
+_MOST_LONG_TURNS = 4  # in a row, that count: after one there are 3 turns elsewhere, after all 255
 _ENDED = 1024  # latest ended episodes whose answers are kept for a retry
 
 
@@ -52,12 +54,15 @@ class EpisodeCalls:
         self.env, self.codec, self.metrics = env, codec, metrics
         self.desk, self._registry = env.desk, env.desk.registry
         self._version, self._recording, self._max_pending = version, recording, max_pending
-        self.turns = ActionTurns(env.desk, version, self._answer)
-        self._pacer = self.turns.pacer
+        self.loop: asyncio.AbstractEventLoop = None  # type: ignore[assignment]  # set by start()
         self.open: dict[str, OpenEpisode] = {}
         self.ended: collections.OrderedDict[str, OpenEpisode] = collections.OrderedDict()
         self.waiting: set[Waiter] = set()
         self.closed = False
+        self._mail: collections.deque[tuple[Waiter, int, Any, int]] = collections.deque()
+        self._mail_announced = False
+        self._turn_comes = False
+        self._turns_elsewhere = self._long_turns = 0
 
     # ------------------------------------------------------------------ the calls
 
@@ -87,11 +92,9 @@ class EpisodeCalls:
         return served.id
 
     def find(self, episode_id: str) -> OpenEpisode:
-        """The open episode of that id, which a call has come for."""
+        """The open episode of that id."""
         episode = self.open.get(episode_id)
         if episode is not None and episode.served.closed is None:
-            if self._pacer.out:
-                self._pacer.back(episode)
             return episode
         self._require_serving()
         if episode is not None:
@@ -131,7 +134,7 @@ class EpisodeCalls:
                 self._require_reward(episode, reward)
             for episode, reward in zip(episodes, rewards, strict=True):
                 self.add_reward(episode, reward)
-        return self._pose(episodes, rows, asyncio.get_running_loop().create_future())
+        return self._pose(episodes, rows, self.loop.create_future())
 
     def log_action(self, episode: OpenEpisode, call: Any) -> None:
         """Books an action chosen elsewhere."""
@@ -218,8 +221,39 @@ class EpisodeCalls:
     def _pose(self, episodes: list[OpenEpisode], rows: list[Any], done: Done) -> Waiter:
         waiter = Waiter(episodes, done, time.perf_counter())
         self.waiting.add(waiter)
-        self.turns.pose(waiter, rows)
+        for index, (episode, obs) in enumerate(zip(episodes, rows, strict=True)):
+            try:
+                self.desk.ask_later(episode.served, obs, functools.partial(self._mail_in, waiter, index), False)
+            except ServingError as e:  # closed between the checks and here
+                self._mail_in(waiter, index, e)
+                continue
+            episode.busy = episode.asked = True
+            episode.t += 1
+        if not self._turn_comes:
+            self._turn_comes = True
+            self.loop.call_soon(self._turn)  # after the other requests that have arrived by now
         return waiter
+
+    def _turn(self) -> None:
+        """Has everything answered that has been asked. A policy that takes long does it in the sampling thread."""
+        self._turn_comes = False
+        if self._turns_elsewhere:
+            self._turns_elsewhere -= 1
+            self.desk.inbox.ring()
+            return
+        started = time.perf_counter()
+        self._mail_announced = True  # answers that come now are delivered here
+        try:
+            done = self.desk.answer_now()
+        finally:
+            self._deliver()
+        if not done:
+            self._turn_comes = True
+            self.loop.call_later(_SOON_S, self._turn)
+        else:
+            took_long = time.perf_counter() - started > LONG_TURN_S
+            self._long_turns = min(self._long_turns + 1, _MOST_LONG_TURNS) if took_long else 0
+            self._turns_elsewhere = 4**self._long_turns - 1
 
     def settle(self, waiter: Waiter) -> list[Any]:
         """The actions of a request whose ``done`` is done.
@@ -236,15 +270,35 @@ class EpisodeCalls:
         """K actions as columns."""
         return stack_actions(self.codec.action_space, actions)
 
-    def _answer(self, waiter: Waiter) -> None:
-        self.waiting.discard(waiter)
-        for episode in waiter.episodes:
-            episode.busy = False
-        if not waiter.done.done():
-            if waiter.error is None:
-                waiter.done.set_result(None)
+    def _mail_in(self, waiter: Waiter, index: int, answer: Any) -> None:
+        """Takes an answer in the sampling thread; the loop is woken once for all that come together."""
+        self._mail.append((waiter, index, answer, self._version()))
+        if not self._mail_announced:
+            self._mail_announced = True
+            try:
+                self.loop.call_soon_threadsafe(self._deliver)
+            except RuntimeError:  # the loop is closed: nobody waits any more
+                self._mail.clear()
+
+    def _deliver(self) -> None:
+        self._mail_announced = False
+        mail = self._mail
+        while mail:
+            waiter, index, answer, version = mail.popleft()
+            waiter.episodes[index].busy = False
+            waiter.version = version
+            waiter.left -= 1
+            if isinstance(answer, ServingError):
+                waiter.error = answer
             else:
-                self._fail(waiter, waiter.error)
+                waiter.actions[index] = answer
+            if not waiter.left:
+                self.waiting.discard(waiter)
+                if not waiter.done.done():
+                    if waiter.error is None:
+                        waiter.done.set_result(None)
+                    else:
+                        self._fail(waiter, waiter.error)
 
     def _fail(self, waiter: Waiter, error: Exception) -> None:
         cause = error.__cause__
@@ -272,7 +326,6 @@ class EpisodeCalls:
     def close(self, reason: str) -> None:
         """Refuses everything from now on; whoever waits is told. Open episodes break off."""
         self.closed = True
-        self._pacer.flush()
         for waiter in list(self.waiting):
             self._give_up(waiter, HttpError("closed", reason))
         for episode in list(self.open.values()):

@@ -23,9 +23,8 @@ from rlsample.env.serving import ServingEnv, ServingEnvAdapter
 from rlsample.errors import ConfigError, MissingExtraError, ServingError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.evaluation.async_sampler import ActingView
-from rlsample.serving.action_turns import LONG_TURN_S
 from rlsample.serving.app import ServingApp
-from rlsample.serving.episode_calls import EpisodeCalls
+from rlsample.serving.episode_calls import LONG_TURN_S, EpisodeCalls
 from rlsample.serving.http_errors import HttpError
 from rlsample.serving.http_protocol import ServingProtocol
 from rlsample.serving.http_settings import HttpSettings
@@ -295,7 +294,7 @@ class PolicyServer:
             loop.close()
 
     async def _serve(self, server: uvicorn.Server) -> None:
-        self._calls.turns.run_on(asyncio.get_running_loop())
+        self._calls.loop = asyncio.get_running_loop()
         self._adapter.be_driven(True)
         ticker = asyncio.create_task(self._tick(server))
         try:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlsample.serving import action_turns
+from rlsample.serving import episode_calls
 from rlsample.serving.app import ServingApp
 from tests.env.serving.conftest import Picky
 from tests.serving.client_rig import Rig, Unsampled
@@ -172,9 +172,9 @@ def test_only_long_turns_in_a_row_move_to_the_sampling_thread_for_long(monkeypat
         return True
 
     inbox = SimpleNamespace(ring=lambda: turns.append("e"))
-    desk = SimpleNamespace(inbox=inbox, answer_now=answer_now)
-    monkeypatch.setattr(action_turns, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    policy_turns = action_turns.ActionTurns(desk, None, None)
+    desk = SimpleNamespace(registry=None, inbox=inbox, answer_now=answer_now)
+    monkeypatch.setattr(episode_calls, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    calls = episode_calls.EpisodeCalls(SimpleNamespace(desk=desk), None, None, None, False, 1)
     while turns.count("h") < 6:
-        policy_turns._turn()
+        calls._turn()
     assert turns == [*"hh", *"eee", *"hh", *"eee", "h", *"e" * 15, "h"]

@@ -11,7 +11,7 @@ from rlsample.env import MultiAgentServingEnv, ServingEnv, ServingSettings
 from rlsample.errors import ConfigError
 from rlsample.evaluation import CommonPolicyEvaluator
 from rlsample.policy import ModelSettings, PPOPolicy, PPOSettings
-from rlsample.serving import HttpSettings, PolicyServer, action_turns, episode_calls
+from rlsample.serving import HttpSettings, PolicyServer, episode_calls
 from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, Picky, RuledPolicy, answer
 from tests.serving.client_rig import LIMIT_S, Rig
 from tests.serving.http_rig import Background, await_true, callers
@@ -83,7 +83,7 @@ class Thinker(RuledPolicy):
 
     def act(self, obs, explore=True):
         self.calls += 1
-        time.sleep(2 * action_turns.LONG_TURN_S)
+        time.sleep(2 * episode_calls.LONG_TURN_S)
         if self.calls == 2:
             self.thinking.set()
             assert self.go_on.wait(LIMIT_S)

@@ -7,7 +7,7 @@ import pytest
 
 from rlsample.env import ServingEnv
 from rlsample.evaluation import CommonPolicyEvaluator
-from rlsample.serving import HttpSettings, PolicyServer, action_turns
+from rlsample.serving import HttpSettings, PolicyServer, episode_calls
 from tests.env.serving.conftest import ACTION_SPACE, OBS_SPACE, RuledPolicy, answer, at
 from tests.serving.client_rig import Rig
 from tests.serving.http_rig import Background, await_true, callers
@@ -42,7 +42,7 @@ class Slow(Noting):
     """Takes longer than the loop has time for."""
 
     def act(self, obs, explore=True):
-        time.sleep(2 * action_turns.LONG_TURN_S)
+        time.sleep(2 * episode_calls.LONG_TURN_S)
         return super().act(obs, explore)
 
 
