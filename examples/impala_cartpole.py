@@ -11,7 +11,9 @@ from rlsample.optimizers import AsyncSamplesOptimizer, AsyncSamplesSettings
 from rlsample.policy import IMPALAPolicy, IMPALASettings
 
 QUICK = "--quick" in sys.argv
-POLICY = IMPALASettings(gamma=0.98, learning_rate=1e-3, max_grad_norm=0.5, ent_coef=0.01)
+POLICY = IMPALASettings(
+    gamma=0.995, learning_rate=1.5e-3, lr_schedule="linear", schedule_steps=600_000, max_grad_norm=0.5, ent_coef=0.0
+)
 
 
 def make_policy(observation_space, action_space, seed):
@@ -20,11 +22,17 @@ def make_policy(observation_space, action_space, seed):
 
 def make_evaluator(worker_index):
     return CommonPolicyEvaluator(
-        "CartPole-v1", make_policy, num_envs=8, rollout_fragment_length=32, seed=0, worker_index=worker_index
+        "CartPole-v1",
+        make_policy,
+        num_envs=8,
+        rollout_fragment_length=32,
+        clip_rewards=0.05,  # they are all 1: values stay small, see docs/algorithms.md
+        seed=0,
+        worker_index=worker_index,
     )
 
 
-settings = AsyncSamplesSettings(train_batch_size=512, learner_queue_size=2)
+settings = AsyncSamplesSettings(train_batch_size=256, learner_queue_size=2)
 with (
     EvaluatorSet.create(make_evaluator, num_workers=2) as evaluators,
     AsyncSamplesOptimizer(evaluators, settings) as optimizer,

@@ -99,6 +99,7 @@ def _measure_workers(evaluators: EvaluatorSet, seconds: float) -> dict[str, Any]
         for answer in requests.take():
             rows += answer.value.count
             requests.ask(answer.worker)
+        evaluators.get_metrics()  # as a train loop does, or finished episodes pile up
     took, cpu = perf_counter() - started, process_time() - cpu
     timers = evaluators.get_timers()
     requests.take(requests.in_flight())

@@ -85,8 +85,8 @@ class AtariEnv(AtariSurface):
     * ``groups=2``: poll brings the groups in the order in which they were sent, so the result depends on no timing;
     * ``batch_size=b``: poll brings b rows, of the groups that were ready first.
 
-    Under ``recv`` with a ``batch_size`` there are no groups: each batch has the rows that were ready first, of any games,
-    and is to be answered before the next one is received; ``recv_ahead=True`` makes it groups, too.
+    Under ``recv`` with a ``batch_size`` there are no groups: each batch has the rows that were ready first, of any
+    games, and is to be answered before the next one is received; ``recv_ahead=True`` makes it groups, too.
 
     The env is used through the polled interface or through EnvPool's (``send`` and ``recv``): the first call decides,
     and the games are started by it. Polled, ``try_reset`` returns first observations at once. With ``episodic_life``

@@ -267,8 +267,7 @@ class EvaluatorSet:
         if isinstance(self.engine, InlineEngine):
             for more in self._ask_all("get_metrics"):
                 self._episodes.extend(more)
-        while self._episodes:
-            episodes.append(self._episodes.popleft())
+        episodes += [self._episodes.popleft() for _ in range(len(self._episodes))]
         return episodes
 
     def get_timers(self) -> dict[str, float]:

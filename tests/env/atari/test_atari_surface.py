@@ -178,8 +178,12 @@ def test_an_error_of_one_group_keeps_the_rows_of_the_others(scripted, plan_of):
         scripted.vectors[1].error = ValueError("no such ROM")
         env.send(np.zeros(4, np.int64), ids)
         received = []
-        with pytest.raises(EnvFailedError, match="slot 2: .*no such ROM"):
+
+        def receive():
             while True:
                 received.append(env.recv(min_envs=4, max_envs=4))
+
+        with pytest.raises(EnvFailedError, match=r"slot 2: .*no such ROM"):
+            receive()
         received += [env.recv()] if not received else []
         assert [r[-1]["env_id"].tolist() for r in received] == [[0, 1]]
