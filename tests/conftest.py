@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import re
 import signal
 import sys
 import threading
@@ -19,12 +17,12 @@ import pytest
 
 from rlsample.engine.launcher import Launcher
 from rlsample.nursery import nursery_command
+from rlsample.testing.held_resources import shared_memory
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background jobs inherit it, and our children would
     signal.signal(signal.SIGINT, signal.default_int_handler)
 _PATIENCE_S = 2.0  # what a thread or child may take to vanish after it was asked to end
-_SHARED = ("psm_", "pym-", "sem.", "torch_", "rlsample")
 # A busy machine is slow now and then: how long an example takes, or drawing it, is no fault.
 hypothesis.settings.register_profile(
     "any_speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -81,8 +79,6 @@ def nothing_left_behind() -> Iterator[None]:
         gc.collect()
         time.sleep(0.01)
         left = _held() - before
-    if any(name.startswith("shm ") for name in left):
-        left -= _shared_memory_of_others()
     assert not left, f"left behind: {sorted(left)}"
 
 
@@ -115,7 +111,7 @@ def refuse_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Collecti
 
 
 def _held() -> set[str]:
-    return _threads() | _children() | _descriptors() | _shared_memory()
+    return _threads() | _children() | _descriptors() | shared_memory()
 
 
 def _threads() -> set[str]:
@@ -148,36 +144,3 @@ def _descriptors() -> set[str]:
         if not target.startswith(("/dev/null", "/dev/urandom", "/proc/", "/dev/pts")):
             found.add(f"fd {fd.name} -> {target}")
     return found
-
-
-def _shared_memory() -> set[str]:
-    """Of all processes. Not what others keep there for its speed: only names as Python's, torch's and ours are."""
-    return {f"shm {p.name}" for p in _listed("/dev/shm") if p.name.startswith(_SHARED)}
-
-
-def _shared_memory_of_others() -> set[str]:
-    """What a process that is neither this one nor one of its descendants has open or mapped."""
-    parents = {}
-    for process in _listed("/proc"):
-        with contextlib.suppress(OSError):  # it has ended, here and below
-            if process.name.isdigit():
-                parents[process] = Path("/proc") / (process / "stat").read_text().rpartition(")")[2].split()[1]
-    found = set()
-    for process in parents:
-        above: Path | None = process
-        while above is not None and above.name != str(os.getpid()):
-            above = parents.get(above)
-        if above is not None:
-            continue
-        with contextlib.suppress(OSError):
-            found |= set(re.findall(r"/dev/shm/(.*)", (process / "maps").read_text()))
-        for fd in _listed(str(process / "fd")):
-            with contextlib.suppress(OSError):
-                found |= set(re.findall(r"^/dev/shm/(.*)", os.readlink(fd)))
-    return {f"shm {name}" for name in found}
-
-
-def _listed(folder: str) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(Path(folder).iterdir())
-    return []

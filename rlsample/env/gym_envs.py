@@ -63,17 +63,22 @@ class GymEnvs(BaseEnv):
         self._make, self._seed, self._worker_index = make, seed, worker_index
         self._states = SlotStates(num_envs)
         self.all_ids = self._states.all_ids
-        self._incarnation, self._not_before = [0] * num_envs, [0.0] * num_envs
+        self._incarnation = [0] * num_envs
+        self._not_before = [0.0] * num_envs
         self._rounds = 0  # steps that all slots took together
         self._started_at = np.zeros(num_envs, np.int64)  # a slot's episode step is _rounds - _started_at
-        self._no_flags, self._all_flags = np.zeros(num_envs, bool), np.ones(num_envs, bool)
-        self._no_rewards, self._seeded = np.zeros(num_envs, np.float32), [False] * num_envs
+        self._no_flags = np.zeros(num_envs, bool)
+        self._all_flags = ~self._no_flags
+        self._no_rewards = np.zeros(num_envs, np.float32)
         for shared in (self._no_flags, self._all_flags, self._no_rewards):
             shared.flags.writeable = False
+        self._seeded = [False] * num_envs
         self._num_resetting = num_envs  # slots that are new or wait for a reset inside poll
         self._failures: dict[int, EnvFailedError] = {}
         self._sent: tuple[np.ndarray, list[Any]] | None = None
-        self._lock, self._closed, self._closing = threading.Lock(), False, threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._closing = threading.Event()
         self._envs: list[gymnasium.Env[Any, Any] | None] = []
         try:
             for slot in range(num_envs):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import threading
 from pathlib import Path
 
-__all__ = ["held_resources"]
+__all__ = ["held_resources", "shared_memory"]
 
+_SHARED = ("psm_", "pym-", "sem.", "torch_", "rlsample")
 _HARMLESS = ("/dev/null", "/dev/urandom", "/proc/", "/dev/pts", "/dev/shm/pym-")
 """The last: multiprocessing keeps an unlinked arena for reuse."""
 
@@ -30,9 +33,38 @@ def held_resources() -> set[str]:
             continue  # the descriptor of this very listing
         if not target.startswith(_HARMLESS):
             held.add(f"file {fd.name} -> {target}")
-    return held | {f"shared memory {p.name}" for p in _listed("/dev/shm")}
+    return held | shared_memory()
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm as Python, torch and this package give them, but for what other processes hold: all but this
+    one and its descendants. What an ended process left there is held by nobody, and is named."""
+    names = {path.name for path in _listed("/dev/shm") if path.name.startswith(_SHARED)}
+    return {f"shared memory {name}" for name in names - (_shared_memory_of_others() if names else set())}
+
+
+def _shared_memory_of_others() -> set[str]:
+    parents: dict[Path, Path] = {}
+    for process in _listed("/proc"):
+        with contextlib.suppress(OSError):  # it has ended, here and below
+            if process.name.isdigit():
+                parents[process] = Path("/proc") / (process / "stat").read_text().rpartition(")")[2].split()[1]
+    found: set[str] = set()
+    for process in parents:
+        above: Path | None = process
+        while above is not None and above.name != str(os.getpid()):
+            above = parents.get(above)
+        if above is not None:
+            continue
+        with contextlib.suppress(OSError):
+            found |= set(re.findall(r"/dev/shm/(.*)", (process / "maps").read_text()))
+        for fd in _listed(str(process / "fd")):
+            with contextlib.suppress(OSError):
+                found |= set(re.findall(r"^/dev/shm/(.*)", os.readlink(fd)))
+    return found
 
 
 def _listed(folder: str) -> list[Path]:
-    path = Path(folder)
-    return list(path.iterdir()) if path.is_dir() else []
+    with contextlib.suppress(OSError):
+        return list(Path(folder).iterdir())
+    return []

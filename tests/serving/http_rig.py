@@ -87,7 +87,8 @@ def raw_exchange(address, sent, ends=True, timeout_s=LIMIT_S):
     with socket.create_connection(address, timeout_s) as connection:
         connection.sendall(sent)
         if ends:
-            connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(OSError):  # it had enough, and has closed
+                connection.shutdown(socket.SHUT_WR)
         parts = []
         with contextlib.suppress(ConnectionError):
             while data := connection.recv(65536):

@@ -272,20 +272,15 @@ class AgentInterleavings(RuleBasedStateMachine):
         assert len(shared_ids) == len({n for n, _ in shared_ids}) == len({e for _, e in shared_ids})
         metrics = self.evaluator.get_metrics()
         finished = [
-            (e.steps, {a: sum(p.rewards) for a, p in e.parts.items() if p.step})
+            (e.steps, sorted((a, sum(p.rewards)) for a, p in e.parts.items() if p.step))
             for e in self.episodes
             if e.closed and e.steps
         ]
-        assert sorted(((m.length, dict(m.agent_returns)) for m in metrics), key=str) == sorted(finished, key=by_text)
+        assert sorted((m.length, sorted(m.agent_returns.items())) for m in metrics) == sorted(finished)
         assert all(m.episode_return == sum(m.agent_returns.values()) for m in metrics)
         of_closed = [e for e in self.episodes if e.closed]
         held = sum(lane is not None for lane in self.env.desk.by_lane)
         assert held <= sum(bool(part.step) for e in self.episodes if e not in of_closed for part in e.parts.values())
-
-
-def by_text(finished):
-    steps, returns = finished
-    return str((steps, returns))
 
 
 TestAgentInterleavings = AgentInterleavings.TestCase
