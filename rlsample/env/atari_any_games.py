@@ -23,6 +23,7 @@ class AnyGames(AtariGroup):
 
     Args:
         all_ids: int64[num_envs], read-only: all slots.
+        size: rows of a batch, below num_envs.
         vector: ale-py's vector env of all games, with this ``batch_size``.
         books, press, outcomes: as in :class:`~rlsample.env.atari_group.AtariGroup`.
     """

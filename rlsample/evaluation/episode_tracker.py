@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlsample.evaluation.callbacks import Callbacks, Episode
-from rlsample.evaluation.metrics import NOTHING, EpisodeMetrics
+from rlsample.evaluation.metrics import NO_METRICS, EpisodeMetrics
 
 __all__ = ["EpisodeTracker"]
 
@@ -128,7 +128,7 @@ class EpisodeTracker:
             returns, lengths, slots, eps_ids, custom = self._finished.popleft()
             columns = (returns.tolist(), lengths.tolist(), slots.tolist(), eps_ids.tolist())
             for k, row in enumerate(zip(*columns, strict=True)):
-                out.append(EpisodeMetrics(*row, self._worker_index, custom[k] if custom else NOTHING))
+                out.append(EpisodeMetrics(*row, self._worker_index, custom[k] if custom else NO_METRICS))
         return out
 
     def get_state(self) -> dict[str, Any]:

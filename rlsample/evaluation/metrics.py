@@ -10,11 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from rlsample.errors import ConfigError
 
-__all__ = ["NOTHING", "EpisodeMetrics", "MetricsWindow", "Timers"]
+__all__ = ["NO_METRICS", "EpisodeMetrics", "MetricsWindow", "Timers"]
 
 
-NOTHING: Final[Mapping[str, float]] = {}
-"""One empty mapping for all episodes without figures of their own: read, never written to."""
+NO_METRICS: Final[Mapping[str, float]] = {}
+"""One empty mapping for all episodes that have none of their own: read, never written to."""
 
 
 class EpisodeMetrics(NamedTuple):
@@ -35,8 +35,8 @@ class EpisodeMetrics(NamedTuple):
     env_id: int
     eps_id: int
     worker_index: int = 0
-    custom: Mapping[str, float] = NOTHING
-    agent_returns: Mapping[str, float] = NOTHING
+    custom: Mapping[str, float] = NO_METRICS
+    agent_returns: Mapping[str, float] = NO_METRICS
 
 
 class MetricsWindow:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["can_limit", "one_thread"]
+__all__ = ["one_thread"]
 
 
 class _Limits(NamedTuple):
@@ -45,11 +45,6 @@ def one_thread() -> Iterator[None]:
         limits.openmp(before)
         if limits.mkl is not None:
             limits.mkl(mkl_before)
-
-
-def can_limit() -> bool:
-    """Whether :func:`one_thread` does anything here."""
-    return _limits() is not None
 
 
 @functools.cache

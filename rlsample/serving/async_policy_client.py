@@ -107,11 +107,7 @@ class AsyncPolicyClient:
                 timeout=request.timeout_s,  # of each read: a server that dribbles would go on for ever
             )
             response = await asyncio.wait_for(asked, request.timeout_s)
-        except (
-            httpx.HTTPError,
-            asyncio.TimeoutError,
-            RuntimeError,
-        ) as e:  # RuntimeError: the client was closed meanwhile
+        except (httpx.HTTPError, asyncio.TimeoutError, RuntimeError) as e:  # the last: it was closed meanwhile
             raise NoAnswer(f"{type(e).__name__}: {e}" if str(e) else type(e).__name__) from e
         headers = {name.lower(): value for name, value in response.headers.items()}
         return Reply(response.status_code, headers, response.content)

@@ -8,9 +8,9 @@ import threading
 import pytest
 import torch
 
-from rlsample.policy.one_thread import can_limit, one_thread
+from rlsample.policy.one_thread import _limits, one_thread
 
-needs_openmp = pytest.mark.skipif(not can_limit(), reason="this torch has no OpenMP of its own")
+needs_openmp = pytest.mark.skipif(_limits() is None, reason="this torch has no OpenMP of its own")
 
 
 @pytest.fixture
