@@ -18,6 +18,7 @@ which the nursery calls before a fork; what it returns is added to that worker's
 
 from __future__ import annotations
 
+import array
 import ctypes
 import errno
 import importlib
@@ -48,6 +49,7 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _HEADER = struct.Struct("<QQ")
+_FD_SPACE = socket.CMSG_SPACE(64 * array.array("i").itemsize)
 _LOOK_UP_S = 0.25  # how often it looks whether its parent still lives; the socket's end tells sooner, as a rule
 
 
@@ -83,20 +85,26 @@ class NurseryLink:
         sent = socket.send_fds(self.sock, [data], list(fds))
         self.sock.sendall(data[sent:])
 
-    def feed(self) -> list[tuple[tuple[Any, ...], list[int]]]:
-        """The messages that are complete after one reading, each with its descriptors. Waits if the socket blocks.
+    def feed(self, wait: bool = True) -> list[tuple[tuple[Any, ...], list[int]]]:
+        """The messages that are complete after one reading, each with its descriptors.
+
+        Args:
+            wait: for something to read, as long as the socket's time-out says.
 
         Raises:
             EOFError: the other end is gone.
             BlockingIOError, TimeoutError: nothing there, or not in time; what came so far is kept.
         """
         try:
-            data, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 64)
+            # Not socket.recv_fds: before Python 3.12 it forgets the flags.
+            data, ancillary, _, _ = self.sock.recvmsg(1 << 16, _FD_SPACE, 0 if wait else socket.MSG_DONTWAIT)
         except ConnectionResetError:
-            data, fds = b"", []
-        for fd in fds:
+            data, ancillary = b"", []
+        for level, kind, fds in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self._fds.extend(array.array("i", fds[: len(fds) - len(fds) % 4]))
+        for fd in self._fds:
             os.set_inheritable(fd, False)
-        self._fds += fds
         if not data:
             raise EOFError("the other process is gone")
         self._data += data

@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(importlib.import_module("rlsample").__file__).parent
 # package -> what its files may import from rlsample, beside themselves
-BASE = {"errors", "settings", "tree", "sample_batch", "next_obs", "torch_view", "nursery"}
+BASE = {"errors", "settings", "tree", "sample_batch", "next_obs", "torch_view", "nursery", "changes"}
 ALLOWED = {
     "engine": BASE,
     "env": BASE,

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import array
 import collections
+import io
+import itertools
 import marshal
-import os
 import socket
 import struct
 import threading
@@ -82,7 +83,7 @@ class Channel:
         self._held: dict[int, list[Block]] = {}  # what the other side has, once per message
         self._known: set[int] = set()
         self._views = BlockViews()
-        self._fds: collections.deque[int] = collections.deque()
+        self._files: collections.deque[io.FileIO] = collections.deque()
         self._messages: collections.deque[Message] = collections.deque()
         self._reader = self._read()
         self._wanted = next(self._reader)
@@ -118,7 +119,7 @@ class Channel:
             self._held.setdefault(block.block_id, []).append(block)
             if block.block_id not in self._known:
                 self._known.add(block.block_id)
-                fds.append(block.fd)
+                fds.append(block.file.fileno())
         gone = tuple(i for i in self._known if i not in self._pool.blocks)
         self._known.difference_update(gone)
         freed = tuple(self._views.freed.popleft() for _ in range(len(self._views.freed)))
@@ -200,7 +201,8 @@ class Channel:
             got, ancillary = 0, []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(array.array("i", data[: len(data) - len(data) % 4]))
+                # In one step, for Ctrl-C: until it is in a file object nobody closes a descriptor.
+                self._files.extend(map(io.FileIO, array.array("i", data), itertools.repeat("r+")))
         if not got:
             raise EOFError("the other process is gone")
         if direct:
@@ -234,7 +236,7 @@ class Channel:
             for number in freed:
                 self._pool.release(self._take_held(number))
             for _ in range(num_fds):
-                self._views.adopt(block_id, self._fds.popleft())
+                self._views.adopt(block_id, self._files.popleft())
             if block_id:
                 payload = self._views.view(block_id)
             else:
@@ -253,16 +255,14 @@ class Channel:
             return block
 
     def close(self) -> None:
-        """Closes this end; blocks the other side had may be used again. Idempotent."""
+        """Closes this end; blocks the other side had may be used again. Idempotent, also after it broke off."""
         self.sock.close()
         with self._lock:
-            held, self._held = self._held, {}
-        for blocks in held.values():
-            for block in blocks:
-                self._pool.release(block)
-        for fd in self._fds:
-            os.close(fd)
-        self._fds.clear()
+            while self._held:
+                for block in self._held.popitem()[1]:
+                    self._pool.release(block)
+        while self._files:
+            self._files.popleft().close()
         self._views.close()
 
 

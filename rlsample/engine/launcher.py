@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from rlsample.engine.pump import Pump
 from rlsample.errors import ConfigError, WorkerDiedError
@@ -74,6 +76,9 @@ class Launcher:
         self._link: NurseryLink | None = None
         self._nursery: subprocess.Popen[bytes] | _ForkedProcess | None = None
         self._running: set[int] = set()
+        self._lost: set[int] = set()
+        self._told: collections.deque[tuple[str, int, Any]] = collections.deque()
+        self._feeding = False
         self._closed = False
         self._lock = threading.Lock()
         if start_method == "fork":
@@ -86,7 +91,6 @@ class Launcher:
             ConfigError: the nursery cannot be started.
             WorkerDiedError: the launcher is closed.
         """
-        lost: set[int] = set()
         try:
             with self._lock, sock:
                 if self._closed:
@@ -96,28 +100,30 @@ class Launcher:
                         self._start_nursery()
                     assert self._link is not None
                     try:
+                        self._running.add(key)
                         self._link.send(("start", key, factory, {}), [sock.fileno()])
+                        return
                     except OSError as e:
-                        lost |= self._drop_nursery()
+                        self._running.discard(key)
+                        self._drop_nursery()
                         if attempt == 2:
                             raise ConfigError(f"the process that starts workers cannot run: {e}") from e
-                    else:
-                        self._running.add(key)
-                        return
         finally:
-            self._tell(lost)
+            self._tell_lost()
 
     def _start_nursery(self) -> None:
         check_start_method(self._method)
         mine, its = socket.socketpair()
-        with its:
-            try:
-                self._nursery = self._make_nursery(mine, its)
-            except OSError as e:
-                mine.close()
-                raise ConfigError(why_no_process(e)) from e
         self._link = NurseryLink(mine)
-        self._pump.register(mine.fileno(), self._read)
+        try:
+            with its:
+                self._nursery = self._make_nursery(mine, its)
+            self._pump.register(mine.fileno(), self._read)
+        except BaseException as e:
+            self._drop_nursery()
+            if isinstance(e, OSError):
+                raise ConfigError(why_no_process(e)) from e
+            raise
 
     def _make_nursery(self, mine: socket.socket, its: socket.socket) -> subprocess.Popen[bytes] | _ForkedProcess:
         if self._method == "fork":
@@ -131,25 +137,33 @@ class Launcher:
         )
 
     def _read(self) -> None:
+        """Takes in what the nursery tells. Called again if it broke off (Ctrl-C), it goes on where it was."""
         link = self._link
-        if link is None:
-            return
         try:
-            messages = link.feed()
+            if link is None or self._feeding:
+                raise EOFError("lost, or it broke off while it read: messages may be missing")
+            self._feeding = True
+            self._told.extend(message for message, _ in link.feed(wait=False))
+            self._feeding = False
+        except BlockingIOError:
+            self._feeding = False
         except (EOFError, OSError):
             with self._lock:
-                lost = self._drop_nursery() if self._link is link else set()
-            self._tell(lost)
-            return
-        for (kind, key, number), _ in messages:
+                if self._link is link:
+                    self._drop_nursery()
+            self._tell_lost()
+        while self._told:
+            kind, key, number = self._told[0]
             if kind == "started":
                 self._on_started(key, number)
             else:
-                self._running.discard(key)
                 self._on_ended(key, number)
+                self._running.discard(key)
+            self._told.popleft()
 
-    def _drop_nursery(self) -> set[int]:
-        """Ends the nursery, and thereby its workers, whose keys are returned: to be told when the lock is free."""
+    def _drop_nursery(self) -> None:
+        """Ends the nursery, and thereby its workers, which are to be told as lost when the lock is free."""
+        self._lost |= self._running
         if self._link is not None:
             self._pump.unregister(self._link.sock.fileno())
             self._link.close()
@@ -157,12 +171,13 @@ class Launcher:
         if self._nursery is not None:
             _end(self._nursery)
             self._nursery = None
-        lost, self._running = self._running, set()
-        return lost
+        self._running = set()
+        self._feeding = False
 
-    def _tell(self, lost: set[int]) -> None:
-        for key in lost:
+    def _tell_lost(self) -> None:
+        for key in list(self._lost):
             self._on_ended(key, None)
+            self._lost.discard(key)
 
     def kill(self, key: int) -> None:
         """Kills a worker; ``on_ended`` follows. Nothing happens if it has ended."""
@@ -175,8 +190,8 @@ class Launcher:
         """Ends the nursery and what still runs; waits for that, bounded in time. Idempotent."""
         with self._lock:
             self._closed = True
-            lost = self._drop_nursery()
-        self._tell(lost)
+            self._drop_nursery()
+        self._tell_lost()
 
 
 def _end(process: subprocess.Popen[bytes] | _ForkedProcess) -> None:

@@ -10,6 +10,8 @@ No thread runs here: results are read by whoever waits for one (:class:`~rlsampl
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import logging
 import math
 import select
@@ -81,15 +83,15 @@ class ProcessHandle(Handle):
         self.engine, self.key, self.index, self.incarnation, self.factory = engine, key, index, incarnation, factory
         self.pid: int | None = None
         self.channel = Channel(sock, engine.pool)
-        self.fd = sock.fileno()
         self.pending: dict[int, CallFuture] = {}
         self.refuses: str | None = None  # why calls fail from now on
         self.gone = False  # its channel is closed
+        self.reading = False  # in between readings: the last broke off, and nobody knows where the next message begins
         self.cut_off = False  # half a message was sent: nothing can follow
         self.build_failed = False
         self.close_error: Exception | None = None
         self.waited_for_since: float | None = None  # without a sign of life; None: nobody waits
-        self.next_call = 0
+        self.call_ids = itertools.count(1)
         self.lock = threading.Lock()  # guards pending and refuses together
         self.send_lock = threading.Lock()  # frames are made and sent in one order
 
@@ -99,16 +101,14 @@ class ProcessHandle(Handle):
         Raises:
             TypeError, pickle.PicklingError, AttributeError: an argument does not pickle; nothing was started.
         """
-        future = CallFuture(self, name, tag, self.engine.pump)
-        with self.lock:
-            if self.refuses is not None:
-                future.fail(died(self.index, self.incarnation, self.refuses, name))
-                return future
-            self.next_call += 1
-            call_id = self.next_call
-            self.pending[call_id] = future
-            self.start_waiting()
+        future, call_id = CallFuture(self, name, tag, self.engine.pump), next(self.call_ids)
         try:
+            with self.lock:
+                if self.refuses is not None:
+                    future.fail(died(self.index, self.incarnation, self.refuses, name))
+                    return future
+                self.pending[call_id] = future
+                self.start_waiting()
             self.engine.send(self, lambda channel: channel.frames(CALL, call_id, name, args))
         except BaseException:
             with self.lock:
@@ -138,14 +138,16 @@ class ProcessHandle(Handle):
         return self.refuses is None and not self.build_failed
 
     def refuse(self, why: str) -> None:
-        """Fails what is pending and what will be called."""
+        """Fails what is pending and what will be called. Does the rest if it is called again after it broke off."""
         with self.lock:
             if self.refuses is None:
                 self.refuses = why
-            pending, self.pending = list(self.pending.values()), {}
+            pending = list(self.pending.values())
         for future in pending:
             if not future.is_set():
                 future.fail(died(self.index, self.incarnation, self.refuses, future.name))
+        with self.lock:
+            self.pending = {}
 
 
 class ProcessEngine(Engine):
@@ -170,7 +172,8 @@ class ProcessEngine(Engine):
         self.pump = Pump(self._end_hung)
         self._handles: dict[int, ProcessHandle] = {}  # key -> handle, those that are not gone
         self._num_created = self._next_key = 0
-        self._closed = False
+        self._closed = False  # nothing is started any more
+        self._freed = False  # nothing is left
         self._lock = threading.Lock()  # guards the above
         self._reading = threading.RLock()  # a channel is read, or closed
         self._closing = threading.Lock()
@@ -203,22 +206,25 @@ class ProcessEngine(Engine):
         return self._start(handle.index, handle.incarnation + 1, handle.factory)
 
     def _start(self, index: int, incarnation: int, pickled: bytes) -> ProcessHandle:
-        with self._lock:
-            if self._closed:
-                raise WorkerDiedError("this ProcessEngine is closed")
-            mine, its = socket.socketpair()
-            mine.setblocking(False)
-            handle = ProcessHandle(self, self._next_key, index, incarnation, pickled, mine)
-            self._handles[self._next_key] = handle
-            self._next_key += 1
+        handle = None
         try:
-            self.pump.register(handle.fd, lambda: self._read(handle))
+            with self._lock:
+                if self._closed:
+                    raise WorkerDiedError("this ProcessEngine is closed")
+                mine, its = socket.socketpair()
+                mine.setblocking(False)
+                handle = ProcessHandle(self, self._next_key, index, incarnation, pickled, mine)
+                self._handles[self._next_key] = handle
+                self._next_key += 1
+            self.pump.register(mine.fileno(), functools.partial(self._read, handle))
             self._launcher.start(handle.key, pickled, its)
+            self.send(handle, lambda channel: channel.frames(BUILD, 0, "", (pickled, index, incarnation)))
+            return handle
         except BaseException:
-            self._drop(handle, "was never started")
+            if handle is not None:
+                self._launcher.kill(handle.key)
+                self._drop(handle, "was never started")
             raise
-        self.send(handle, lambda channel: channel.frames(BUILD, 0, "", (pickled, index, incarnation)))
-        return handle
 
     def share(self, value: Any) -> SharedValue:
         """See :meth:`Engine.share`; a large value is copied into shared memory."""
@@ -240,25 +246,23 @@ class ProcessEngine(Engine):
         with handle.send_lock:
             if handle.gone or handle.cut_off or (handle.refuses is not None and not closing):
                 return
-            frames = whole = make_frames(handle.channel)
-            sending = False
+            frames = None
             try:
+                frames = make_frames(handle.channel)
                 while frames.pieces and time.monotonic() < deadline:
                     if handle.refuses is not None and not closing:
                         handle.cut_off = True
                         return
-                    sending = True
                     try:
                         frames = handle.channel.send_some(frames)
                     except BlockingIOError:
-                        sending = frames is not whole
                         self._wait_for_room(handle)
                     except OSError:
                         return
-            except BaseException:  # Ctrl-C, as a rule
-                if sending and frames.pieces:
-                    handle.cut_off = True
-                    self._launcher.kill(handle.key)  # it waits for the other half
+            except BaseException as e:
+                if frames is not None or not isinstance(e, Exception):  # else it does not pickle: nothing was sent
+                    handle.cut_off = True  # Ctrl-C, as a rule: it waits for the other half, or missed what frames told
+                    self._launcher.kill(handle.key)
                 raise
             with handle.lock:
                 handle.stop_waiting()
@@ -274,21 +278,34 @@ class ProcessEngine(Engine):
         self.pump.poll()
 
     def _read(self, handle: ProcessHandle) -> None:
+        """Takes in what a worker sent; one whose messages cannot be read is killed.
+
+        Broken off (Ctrl-C), it leaves ``handle.reading`` set: half a message may be lost, and with it the place where
+        the next begins. The pump calls again.
+        """
         with self._reading:
             if handle.gone:
                 return
-            try:
-                for message in handle.channel.feed():
-                    self._take(handle, message)
-                with handle.lock:
-                    handle.stop_waiting(sign_of_life=True)
-            except BaseException as e:
-                if isinstance(e, Exception) and not isinstance(e, (EOFError, OSError)):
-                    log.error("worker %d sent what cannot be read: %r", handle.index, e)
-                self.pump.unregister(handle.fd)
-                self._launcher.kill(handle.key)  # its end will be told with the exit code
-                if not isinstance(e, Exception):
-                    raise  # Ctrl-C: half a message may be lost, and with it the place where the next begins
+            with contextlib.suppress(EOFError, OSError):
+                if not handle.reading and self._take_all(handle):
+                    return
+            self.pump.unregister(handle.channel.sock.fileno())
+            self._launcher.kill(handle.key)  # its end will be told with the exit code
+
+    def _take_all(self, handle: ProcessHandle) -> bool:
+        handle.reading = True
+        try:
+            for message in handle.channel.feed():
+                self._take(handle, message)
+        except (EOFError, OSError):
+            raise
+        except Exception as e:
+            log.error("worker %d sent what cannot be read: %r", handle.index, e)
+            return False
+        with handle.lock:
+            handle.stop_waiting(sign_of_life=True)
+        handle.reading = False
+        return True
 
     def _take(self, handle: ProcessHandle, message: Message) -> None:
         if message.kind == BUILT:
@@ -342,12 +359,13 @@ class ProcessEngine(Engine):
         return next_look
 
     def _drop(self, handle: ProcessHandle, why: str) -> None:
-        with self._reading, self._lock:
+        with self._reading:
             handle.gone = True
-            self._handles.pop(handle.key, None)
-            self.pump.unregister(handle.fd)
+            self.pump.unregister(handle.channel.sock.fileno())
             handle.channel.close()
         handle.refuse(why)
+        with self._lock:
+            self._handles.pop(handle.key, None)  # last: whatever broke off before it is done again
         self.pump.wake()
 
     # ------------------------------------------------------------------ the end
@@ -355,13 +373,15 @@ class ProcessEngine(Engine):
     def close(self) -> None:
         """Closes every object and ends its process; one that takes longer than ``close_timeout_s`` is killed.
 
+        Idempotent; called again after Ctrl-C it does the rest.
+
         Raises:
             Exception: the first that an object's ``close`` raised, which names the others; everything has ended then.
         """
         with self._closing:
+            if self._freed:
+                return
             with self._lock:
-                if self._closed:
-                    return
                 self._closed = True
                 handles = list(self._handles.values())
             for handle in handles:
@@ -380,6 +400,7 @@ class ProcessEngine(Engine):
                 self._drop(handle, "was closed")
             self.pump.close()
             self.pool.close()
+            self._freed = True
         failed = [(f"worker {h.index}", h.close_error) for h in handles if h.close_error is not None]
         if failed:
             raise first_of(failed)

@@ -6,6 +6,7 @@ There is no name that could leak: the kernel frees a block when the last process
 from __future__ import annotations
 
 import collections
+import io
 import mmap
 import os
 import tempfile
@@ -25,32 +26,29 @@ class Block:
 
     Attributes:
         block_id: unique in its pool.
-        fd: to be given to the process that shall map it.
+        file: its descriptor is to be given to the process that shall map it; closed with the object, should Ctrl-C lose
+            it.
         memory: uint8 [size], writable here.
         holders: who still reads it; guarded by the pool.
     """
 
     def __init__(self, block_id: int, num_bytes: int) -> None:
         self.block_id, self.size, self.holders = block_id, num_bytes, 0
-        self.fd = _anonymous_file()
-        try:
-            os.ftruncate(self.fd, num_bytes)
-            self.memory = np.frombuffer(mmap.mmap(self.fd, num_bytes), np.uint8)
-        except BaseException:
-            os.close(self.fd)
-            raise
+        self.file = _anonymous_file()
+        self.file.truncate(num_bytes)
+        self.memory = np.frombuffer(mmap.mmap(self.file.fileno(), num_bytes), np.uint8)
 
     def close(self) -> None:
         """Gives up the descriptor and this mapping; views keep their memory."""
-        os.close(self.fd)
+        self.file.close()
         self.memory = self.memory[:0].copy()
 
 
-def _anonymous_file() -> int:
+def _anonymous_file() -> io.FileIO:
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("rlsample", os.MFD_CLOEXEC)
+        return io.FileIO(os.memfd_create("rlsample", os.MFD_CLOEXEC), "r+")
     with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+        return io.FileIO(os.dup(file.fileno()), "r+")
 
 
 class BlockPool:
@@ -125,12 +123,10 @@ class BlockViews:
         self.freed: collections.deque[int] = collections.deque()
         self._maps: dict[int, mmap.mmap] = {}
 
-    def adopt(self, block_id: int, fd: int) -> None:
-        """Maps a block that was not seen before, and closes the descriptor."""
-        try:
-            self._maps[block_id] = mmap.mmap(fd, 0)
-        finally:
-            os.close(fd)
+    def adopt(self, block_id: int, file: io.FileIO) -> None:
+        """Maps a block that was not seen before, and closes the file."""
+        with file:
+            self._maps[block_id] = mmap.mmap(file.fileno(), 0)
 
     def view(self, block_id: int) -> memoryview:
         """The block's memory. When the last view of it is gone, its id is added to ``freed``."""

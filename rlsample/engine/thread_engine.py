@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rlsample.changes import Changes
 from rlsample.engine.call_future import CallFuture, wait_for_futures
 from rlsample.engine.engine import Engine, Future, Handle
 from rlsample.engine.failures import died
@@ -25,18 +26,18 @@ class _Arrivals:
     """Tells those who wait when a future was set."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changes = Changes()
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        with self._changed:
-            return self._changed.wait_for(ready, timeout_s)
+        with self._changes.lock:
+            return self._changes.wait_for(ready, timeout_s)
 
     def poll(self) -> None:
         return
 
     def tell(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
+        with self._changes.lock:
+            self._changes.notify_all()
 
 
 class ThreadHandle(Handle):

@@ -190,8 +190,8 @@ class AsyncReplayOptimizer(PolicyOptimizer):
         began = time.perf_counter()
         shard = self.shards[int(self._rng.integers(len(self.shards)))]
         shard.add(batch)
-        with self._threads.condition:
-            self._threads.condition.notify_all()  # the replay thread may wait for rows
+        with self._threads.lock:
+            self._threads.notify_all()  # the replay thread may wait for rows
         self._timers.add("add", time.perf_counter() - began)
         self._rows_since[answer.worker] += batch.count
         if self._rows_since[answer.worker] >= self.settings.max_weight_sync_delay:

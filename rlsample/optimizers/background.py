@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from rlsample.changes import Changes
 from rlsample.errors import LearnerError
 
 __all__ = ["BackgroundThreads", "Stopped", "Timers"]
@@ -19,14 +20,15 @@ class Stopped(Exception):
 
 
 class BackgroundThreads:
-    """Threads with one condition between them. The first that fails ends all the others, and its error is kept.
+    """Threads with one lock between them. The first that fails ends all the others, and its error is kept.
 
     Attributes:
-        condition: guards everything the threads share. One for all: whoever stops or fails wakes every waiter.
+        lock: guards everything the threads share. One for all: whoever stops or fails wakes every waiter.
     """
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self._changes = Changes()
+        self.lock = self._changes.lock
         self._threads: list[threading.Thread] = []
         self._failure: tuple[str, BaseException] | None = None
         self._stopped = False
@@ -52,16 +54,20 @@ class BackgroundThreads:
 
     def fail(self, name: str, error: BaseException) -> None:
         """Keeps the error, if it is the first, and stops all threads."""
-        with self.condition:
+        with self.lock:
             if self._failure is None and not self._stopped:
                 self._failure = (name, error)
         self.stop()
 
     def stop(self) -> None:
         """Asks all threads to end and wakes them; does not wait for them."""
-        with self.condition:
+        with self.lock:
             self._stopped = True
-            self.condition.notify_all()
+            self._changes.notify_all()
+
+    def notify_all(self) -> None:
+        """Has all who wait look again; the lock is held."""
+        self._changes.notify_all()
 
     @property
     def stopped(self) -> bool:
@@ -69,12 +75,12 @@ class BackgroundThreads:
         return self._stopped
 
     def wait_for(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits, holding the condition, until ``ready()`` is true; false if the time ran out.
+        """Waits, holding the lock, until ``ready()`` is true; false if the time ran out.
 
         Raises:
             Stopped: the threads were asked to end, before or while this waited.
         """
-        met = self.condition.wait_for(lambda: self._stopped or ready(), timeout_s)
+        met = self._changes.wait_for(lambda: self._stopped or ready(), timeout_s)
         if self._stopped:
             raise Stopped
         return met

@@ -39,7 +39,7 @@ class BatchQueue:
     """At most ``capacity`` train batches, first in first out.
 
     Args:
-        threads: whose condition guards this queue.
+        threads: whose lock guards this queue.
         when_full: what :meth:`put` does then. "block": waits. "drop_oldest": forgets the batch that waited longest.
             "drop_newest": forgets the one it was given.
 
@@ -64,7 +64,7 @@ class BatchQueue:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[TrainBatch]:
-        """The batches that wait, oldest first; the condition is held."""
+        """The batches that wait, oldest first; the lock is held."""
         return iter(self._batches)
 
     def put(self, batch: TrainBatch, timeout_s: float | None = None) -> bool:
@@ -73,7 +73,7 @@ class BatchQueue:
         Raises:
             LearnerError: a background thread failed, also while this waited; or the threads were stopped.
         """
-        with self._threads.condition:
+        with self._threads.lock:
             if self._threads.stopped:
                 self._threads.check()
             total, number = self._sizes
@@ -90,7 +90,7 @@ class BatchQueue:
             except Stopped:
                 self._threads.check()
             self._batches.append(batch)
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
             return True
 
     def _drop(self, batch: TrainBatch) -> None:
@@ -103,15 +103,15 @@ class BatchQueue:
         Raises:
             Stopped: no more will come.
         """
-        with self._threads.condition:
+        with self._threads.lock:
             self._threads.wait_for(lambda: bool(self._batches))
             number = self._num_taken
             self._num_taken += 1
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
             return number, self._batches.popleft()
 
     def mean_size(self) -> float:
         """Batches that :meth:`put` found waiting, mean since the last call: near capacity, the learner is the limit."""
-        with self._threads.condition:
+        with self._threads.lock:
             (total, number), self._sizes = self._sizes, (0, 0)
         return total / max(1, number)

@@ -58,7 +58,7 @@ class DeviceLoader:
     plus the number of slots, however many threads there are.
 
     Args:
-        threads: the loader threads are started among these, their condition guards the slots.
+        threads: the loader threads are started among these, their lock guards the slots.
         num_threads: loader threads; more than slots are of no use. 0: one per slot.
         timers: gets "slot_wait" and "batch_wait", over all threads.
     """
@@ -107,19 +107,19 @@ class DeviceLoader:
         def free() -> list[Slot]:
             return [slot for slot in self.slots if slot.state is SlotState.FREE]
 
-        with self._threads.condition:
+        with self._threads.lock:
             self._threads.wait_for(lambda: bool(free()))
             slot = free()[0]
             slot.state = SlotState.FILLING
             return slot
 
     def _set(self, slot: Slot, state: SlotState) -> None:
-        with self._threads.condition:
+        with self._threads.lock:
             slot.state = state
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
 
     def ready(self) -> bool:
-        """Whether :meth:`take` has something; to be asked with the condition held."""
+        """Whether :meth:`take` has something; to be asked with the lock held."""
         return self._find() is not None
 
     def _find(self) -> Slot | None:
@@ -127,7 +127,7 @@ class DeviceLoader:
 
     def take(self) -> Slot:
         """Waits for the slot with the next batch in the queue's order; it is IN_USE until :meth:`release`."""
-        with self._threads.condition:
+        with self._threads.lock:
             self._threads.wait_for(self.ready)
             slot = self._find()
             assert slot is not None

@@ -28,7 +28,7 @@ class BatchSource(Protocol):
     """Where the learner gets items from, and how it trains on one."""
 
     def ready(self) -> bool:
-        """Whether :meth:`take` has an item; the condition is held."""
+        """Whether :meth:`take` has an item; the lock is held."""
 
     def take(self) -> Any:
         """The next item."""
@@ -184,7 +184,7 @@ class LearnerThread:
             self._timers.add("compute", time.perf_counter() - waited)
 
     def _wait(self) -> _Errand | None:
-        with self._threads.condition:
+        with self._threads.lock:
             self._threads.wait_for(lambda: bool(self._errands) or self._ring.ready())
             return self._errands.popleft() if self._errands else None
 
@@ -192,10 +192,10 @@ class LearnerThread:
         batch = self._source.batch_of(item)
         version = self.version()
         stats, rows = self._source.train(item)
-        with self._threads.condition:
+        with self._threads.lock:
             self._num_updates += len(stats)
             self._sums.add(batch, version, stats, rows)
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
 
     def between_updates(self, work: Callable[[], R]) -> R:
         """Runs ``work`` in the learner's thread, while no weight changes, and waits for its result.
@@ -205,9 +205,9 @@ class LearnerThread:
             BaseException: what ``work`` raised; the learner goes on.
         """
         errand = _Errand(work)
-        with self._threads.condition:
+        with self._threads.lock:
             self._errands.append(errand)
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
             try:
                 self._threads.wait_for(lambda: errand.done)
             except Stopped:
@@ -226,13 +226,13 @@ class LearnerThread:
             errand.result = errand.work()
         except Exception as error:
             errand.error = error
-        with self._threads.condition:
+        with self._threads.lock:
             errand.done = True
-            self._threads.condition.notify_all()
+            self._threads.notify_all()
 
     def drain(self) -> Progress:
         """What was done since the last call; does not wait."""
-        with self._threads.condition:
+        with self._threads.lock:
             sums, self._sums = self._sums, _Sums()
         return sums.progress()
 
@@ -242,7 +242,7 @@ class LearnerThread:
         Raises:
             LearnerError: a background thread failed.
         """
-        with self._threads.condition:
+        with self._threads.lock:
             try:
                 return self._threads.wait_for(lambda: self._sums.num_passes > 0, timeout_s)
             except Stopped:

@@ -99,7 +99,7 @@ def replay_forever(
     """
 
     def next_shard() -> int | None:
-        """The shard to draw from, if there is one now; the condition is held."""
+        """The shard to draw from, if there is one now; the lock is held."""
         if len(queue) >= queue.capacity:
             return None
         waiting = Counter(batch.shard for batch in queue if isinstance(batch, ReplayedBatch))
@@ -108,7 +108,7 @@ def replay_forever(
 
     turn = 0
     while True:
-        with threads.condition:
+        with threads.lock:
             threads.wait_for(lambda: next_shard() is not None)
             index = next_shard()
         assert index is not None

@@ -291,12 +291,12 @@ def test_no_more_batches_of_a_shard_wait_than_may(ready, waiting):
     shards = [Shard(one) for one in ready]
     threads.start("replay", lambda: replay_forever(threads, shards, queue, 8, 2, lambda: 0.4, Timers()))
     try:
-        with threads.condition:
+        with threads.lock:
             assert threads.wait_for(lambda: len(queue) >= sum(waiting), 10)
             assert not threads.wait_for(lambda: len(queue) > sum(waiting), 0.2)
             assert [sum(batch.shard == i for batch in queue) for i in range(2)] == waiting
         queue.take()
-        with threads.condition:
+        with threads.lock:
             assert threads.wait_for(lambda: len(queue) == sum(waiting), 10)
     finally:
         threads.close()

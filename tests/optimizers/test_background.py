@@ -20,7 +20,7 @@ def threads():
 
 
 def wait_until_stopped(threads):
-    with threads.condition, pytest.raises(Stopped):
+    with threads.lock, pytest.raises(Stopped):
         threads.wait_for(lambda: False, timeout_s=10)
 
 
@@ -29,7 +29,7 @@ def test_the_first_failure_ends_all_threads_and_is_the_cause(threads):
 
     def waits_for_ever():
         try:
-            with threads.condition:
+            with threads.lock:
                 threads.wait_for(lambda: False)
         finally:
             woken.set()
