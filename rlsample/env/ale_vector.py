@@ -63,6 +63,7 @@ class AleVectorAdapter(GymnasiumVectorAdapter):
     def _vector_reset(self) -> tuple[Tree, Mapping[int, dict[str, Any]]]:
         seeds = None if self._seeds[0] is None else np.array([s & _SEED_MASK for s in self._seeds if s is not None])
         obs, infos = self.env.reset(seed=seeds)
+        self._frames[:], self._over[:] = 0, False
         return obs, infos_by_slot(infos, self.num_envs)
 
     def _vector_step(self, actions: Tree) -> tuple[Tree, Any, Any, Any, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import logging
 import os
 import threading
 import time
@@ -12,29 +14,33 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlsample.env.base_env import BaseEnv, EnvContext, StepBatch
+from rlsample.env.base_env import EnvContext, StepBatch
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.broken_off import BeginsAnew, whole
 from rlsample.env.pool.env_plan import EnvPlan
 from rlsample.env.pool.envpool_surface import EnvPoolSurface
+from rlsample.env.pool.placement import in_groups
 from rlsample.env.pool.pool_settings import PoolSettings
 from rlsample.env.pool.row_reader import reorder
 from rlsample.env.pool.shared_block import NEED, RESET, STEP
-from rlsample.env.pool.slot_requests import SlotRequests
+from rlsample.env.pool.slot_requests import Lives, SlotRequests
 from rlsample.env.pool.wakeups import fence
 from rlsample.env.pool.worker_death import Death
 from rlsample.env.pool.worker_team import WorkerTeam
 from rlsample.env.slot_states import NEW, SlotStates
 from rlsample.env.spaces import ActionCodec
-from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError
+from rlsample.errors import ConfigError, EnvClosedError, EnvError, EnvFailedError
 from rlsample.tree import Tree
 
 __all__ = ["AsyncVectorEnv"]
+
+log = logging.getLogger(__name__)
 
 _WATCH_EVERY_S = 0.25
 _NOBODY: list[int] = []
 
 
-class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
+class AsyncVectorEnv(EnvPoolSurface, BeginsAnew):
     """``num_envs`` gymnasium envs on worker processes, behind the polled interface and EnvPool's.
 
         with AsyncVectorEnv(lambda ctx: MyEnv(), 16, pool={"batch_size": 8}) as env:
@@ -51,6 +57,9 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
     A failure of a slot, be it an exception, a dead process or one that hung, takes the place of the row it owes. A
     worker's death fails each of its slots: those that owe a row now, the others when they are asked for one.
+
+    Ctrl-C while a call only waits changes nothing. Had it broken into one elsewhere, the next call replaces all workers
+    and every slot is new: poll and the EnvPool form's reset bring first observations, of other episodes than before.
 
     Args:
         make: builds the env of one slot; called in the worker, once per slot and incarnation.
@@ -79,7 +88,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         seed: int | None = None,
         worker_index: int = 0,
     ) -> None:
-        self._closed, self._torn_down, self._owner = False, False, os.getpid()
+        self._torn_down, self._owner = False, os.getpid()
         # a signal handler may close the pool in the thread that polls it, hence the R
         self._lock, self._polling = threading.RLock(), threading.RLock()
         settings = settings or EnvSettings()
@@ -95,15 +104,38 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         self._turn, self._next_watch = 0, 0.0
         self._spin_s = pool.spin_for(num_envs) * 1e-6
         config = (settings.env_config, settings.allow_nonfinite, tuple(pool.info_keys))
-        self._team = WorkerTeam(EnvPlan(make, num_envs, seed, worker_index, *config), pool)
+        self._lives = Lives([0] * num_envs, [0] * num_envs)
+        self._settings, self._plan = settings, EnvPlan(make, num_envs, seed, worker_index, *config)
         try:
-            self.observation_space, self.action_space = self._team.start()
-            self._codec = ActionCodec(self.action_space, any_size=True)
-            self._requests = SlotRequests(self._team, self._states, settings, pool.reset_ahead)
+            self._begin()
         except BaseException:
             self.close()
             raise
-        self._groups = _groups(self._team.slots, pool.groups) if pool.groups > 1 else []
+        self._codec = ActionCodec(self.action_space, any_size=True)
+        self._groups = in_groups(self._team.slots, pool.groups) if pool.groups > 1 else []
+
+    def _begin(self) -> None:
+        self._team = WorkerTeam(self._plan, self.pool)
+        self.observation_space, self.action_space = self._team.start()
+        self._requests = SlotRequests(self._team, self._states, self._settings, self._lives, self.pool.reset_ahead)
+
+    def _begin_anew(self) -> None:
+        with contextlib.suppress(OSError, ValueError):  # closed
+            self._team.ring_pool()  # a thread that waits gives up
+        with self._polling, self._lock:
+            if self.closing or not self._broke_off:
+                return
+            log.warning("a call into the pool was broken off: its workers are replaced, and every slot is new")
+            self._states.code[:] = NEW
+            self._lives.incarnation[:] = [number + 1 for number in self._lives.incarnation]
+            self._plan = dataclasses.replace(self._plan, incarnations=tuple(self._lives.incarnation))
+            self._end(self.pool.close_timeout_s)
+            self._begin()
+            self._turn, self._broke_off = 0, False
+
+    def _end(self, wait_s: float) -> None:
+        self.__dict__.pop("_requests", None)  # it looks into the shared memory
+        self._team.close(wait_s)
 
     @property
     def num_workers(self) -> int:
@@ -117,6 +149,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
 
     # ------------------------------------------------------------------ the polled interface
 
+    @whole
     def poll(self, timeout_s: float | None = None) -> StepBatch:
         if timeout_s is None and self.ordered and not self._groups:
             batch = self._receive_everyone()
@@ -124,12 +157,14 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
                 return batch
         return self._receive(self.batch_size, None, timeout_s)
 
+    @whole
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
         with self._lock:
             self._require_open()
             ids = self._states.require_waiting(env_ids)
             self._requests.ask(ids, STEP, self._codec.checked_copy(actions, ids))
 
+    @whole
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
         with self._lock:
             self._require_open()
@@ -141,28 +176,28 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             self._requests.begin_resets(ids)
         return self._wait_for(ids) if self.ordered else None
 
+    @whole
     def begin_resets(self, env_ids: np.ndarray) -> None:
         """As :meth:`try_reset`, but the first observations come with a later poll in the ordered mode too."""
         with self._lock:
             self._require_open()
             self._requests.begin_resets(self._states.require_resettable(env_ids))
 
+    @whole
     def try_restart(self, env_ids: np.ndarray) -> None:
         with self._lock:
             self._require_open()
             self._requests.restart(self._states.require_failed(env_ids).tolist())
 
     def close(self) -> None:
-        self._closed = True
+        self.closing = True
         if self._torn_down or not hasattr(self, "_team") or os.getpid() != self._owner:
             return  # a child that was forked off has only a copy of this object
         with contextlib.suppress(OSError, ValueError):  # another thread may be faster
             self._team.ring_pool()
         with self._polling, self._lock:
-            if not self._torn_down:
-                self._torn_down = True
-                self.__dict__.pop("_requests", None)  # it looks into the shared memory
-                self._team.close(self.pool.close_timeout_s)
+            self._end(self.pool.close_timeout_s)
+            self._torn_down = True
 
     def __del__(self) -> None:
         self.close()
@@ -298,8 +333,10 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
         common, heard = team.common, _NOBODY
         common[NEED] = enough if enough > 0 else 1
         fence()
-        if requests.num_published() < enough and requests.num_unpublished() == unpublished and not self._closed:
+        if requests.num_published() < enough and requests.num_unpublished() == unpublished and not self.closing:
+            self.idle_in = threading.get_ident()
             heard = team.waiter.wait(until - now)
+            self.idle_in = None
         common[NEED] = 0
         if heard:
             with self._lock:
@@ -324,11 +361,14 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             self._requests.worker_died(self._team.bury_hung(w))
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.closing:
             raise EnvClosedError("the env is closed")
+        if self._broke_off:
+            raise EnvError("another thread's call into this pool was broken off; the next call replaces its workers")
 
     # ------------------------------------------------------------------ the envs themselves
 
+    @whole
     def call(self, name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """``env.<name>(*args, **kwargs)`` of every env, or its attribute of that name, by slot; wrappers are searched.
 
@@ -341,6 +381,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             workers = range(self.num_workers)
             return [value for w in workers for value in self._ask(w, "call", name, args, kwargs)]
 
+    @whole
     def set_attr(self, name: str, values: list[Any]) -> None:
         """Sets an attribute of every env; ``values`` has one per slot."""
         with self._lock:
@@ -348,6 +389,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             for w, slots in enumerate(self._team.slots):
                 self._ask(w, "set_attr", name, [values[slot] for slot in slots])
 
+    @whole
     def reset_with(
         self, env_ids: np.ndarray, seeds: list[int | None] | None = None, options: Mapping[str, Any] | None = None
     ) -> StepBatch:
@@ -378,7 +420,7 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
     def _ask(self, w: int, *message: Any) -> Any:
         """What a worker answers; an EnvFailedError, and its slots have failed, if it is dead."""
         try:
-            answer = self._team.ask(w, lambda: self._closed, *message)
+            answer = self._team.ask(w, self, *message)
         except Exception:
             self._raise_if_torn_down()
             raise
@@ -386,12 +428,3 @@ class AsyncVectorEnv(EnvPoolSurface, BaseEnv):
             self._requests.worker_died(answer)
             raise answer.failure(max(answer.slot, self._team.slots[w].start), None)
         return answer
-
-
-def _groups(slots: list[range], count: int) -> list[list[int]]:
-    """The slots in groups that each have a share of every worker, as far as that goes."""
-    groups: list[list[int]] = [[] for _ in range(count)]
-    for w, mine in enumerate(slots):
-        for k, slot in enumerate(mine):
-            groups[(w + k) % count].append(slot)
-    return [group for group in groups if group]

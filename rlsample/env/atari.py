@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,18 +17,21 @@ from rlsample.env.atari_fleet import AtariFleet
 from rlsample.env.atari_group import AtariGroup, open_vector_env
 from rlsample.env.atari_opening import AtariOpening
 from rlsample.env.atari_rows import chosen, merged, split
+from rlsample.env.atari_seeds import game_seeds, next_seeds
 from rlsample.env.atari_settings import AtariSettings, action_meanings, rom_id
 from rlsample.env.atari_surface import AtariSurface
-from rlsample.env.base_env import StepBatch, slot_seed
+from rlsample.env.base_env import StepBatch
+from rlsample.env.pool.broken_off import BeginsAnew, whole
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec
-from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError
+from rlsample.errors import ConfigError, EnvClosedError, EnvError, EnvFailedError, EnvProtocolError
 from rlsample.tree import Tree
 
 __all__ = ["AtariEnv", "make_atari"]
 
+log = logging.getLogger(__name__)
+
 _CLOSE_WAIT_S = 0.4
-_SEED_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
 
 
 def make_atari(
@@ -63,20 +67,10 @@ def make_atari(
     if isinstance(num_envs, bool) or not isinstance(num_envs, (int, np.integer)) or num_envs < 1:
         raise ConfigError(f"num_envs must be an int of at least 1, got {num_envs!r}")
     settings = settings or AtariSettings.of(options)
-    return AtariEnv(rom_id(task), int(num_envs), settings, _seeds(seed, int(num_envs), worker_index))
+    return AtariEnv(rom_id(task), int(num_envs), settings, game_seeds(seed, int(num_envs), worker_index))
 
 
-def _seeds(seed: int | Sequence[int] | None, num_envs: int, worker_index: int) -> np.ndarray | None:
-    if seed is None:
-        return None
-    if hasattr(seed, "__index__"):
-        return np.array([slot_seed(seed, worker_index, slot) & _SEED_MASK for slot in range(num_envs)])  # type: ignore
-    if len(seed) != num_envs:
-        raise ConfigError(f"seed has {len(seed)} entries for {num_envs} envs; give one int, or one per env")
-    return np.array([int(s) & _SEED_MASK for s in seed])
-
-
-class AtariEnv(AtariSurface):
+class AtariEnv(AtariSurface, BeginsAnew):
     """Atari games in groups, each stepped together; made by :func:`make_atari`.
 
     A group is stepped as soon as each of its slots has an action or a reset to do, while other groups may wait:
@@ -96,6 +90,9 @@ class AtariEnv(AtariSurface):
     where a game ended (``game_over``: not truncated; ``game_return``, ``game_length`` in steps).
 
     If ale-py itself raises, every slot of the group fails and cannot be restarted.
+
+    Ctrl-C while a call only waits for games in the background changes nothing. Had it broken into one elsewhere, the
+    next call opens all games anew, with other seeds, and every slot is new.
 
     Args:
         game: the ROM's id.
@@ -138,10 +135,10 @@ class AtariEnv(AtariSurface):
         self._polled, self._same_step = True, True
         # _waiting is held by the one thread that waits for rows, _lock while anything changes; taken in this order
         self._waiting, self._lock = threading.Lock(), threading.RLock()
-        self._closed = False
 
     # ------------------------------------------------------------------ the polled interface
 
+    @whole
     def poll(self, timeout_s: float | None = None) -> StepBatch:
         if self.settings.reward_clip:
             raise ConfigError(
@@ -152,6 +149,7 @@ class AtariEnv(AtariSurface):
             self._open(polled=True)
         return self._receive(self._least, None, timeout_s)
 
+    @whole
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
         with self._lock:
             for group in self._groups:
@@ -167,6 +165,7 @@ class AtariEnv(AtariSurface):
                 group.actions[rows] = batch[mine]
             self._launch_complete()
 
+    @whole
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
         with self._waiting:
             try:
@@ -175,6 +174,7 @@ class AtariEnv(AtariSurface):
             finally:
                 self._free_if_closed()
 
+    @whole
     def try_restart(self, env_ids: np.ndarray) -> None:
         with self._lock:
             self._require_open()
@@ -183,11 +183,8 @@ class AtariEnv(AtariSurface):
                 raise EnvFailedError(f"{failure} (ale-py cannot replace a game)", slot=slot) from failure
 
     def close(self) -> None:
-        self._closed = True
-        fleet = self._fleet
-        if fleet is not None:
-            fleet.closed = True
-            fleet.wake()
+        self.closing = True
+        self._end_waits()
         if self._waiting.acquire(timeout=_CLOSE_WAIT_S):
             try:
                 self._free_if_closed()
@@ -195,7 +192,29 @@ class AtariEnv(AtariSurface):
                 self._waiting.release()
         # else a poll has been inside ale-py for that long: it frees the games when it comes out
 
+    def _end_waits(self) -> None:
+        fleet = self._fleet
+        if fleet is not None:
+            fleet.closed = True
+            fleet.wake()
+
     # ------------------------------------------------------------------ starting and sending off
+
+    def _begin_anew(self) -> None:
+        self._end_waits()
+        with self._waiting, self._lock:
+            if self.closing or not self._broke_off:
+                return
+            log.warning("a call into these games was broken off: all are opened anew")
+            self._free_fleet()
+            self._states.code[:] = NEW
+            self._ready.clear()
+            self._failures.clear()
+            for column in (self._lives, self._lengths, self._returns):
+                column[:] = 0
+            if self._seeds is not None:
+                self._seeds = next_seeds(self._seeds)
+            self._broke_off = False
 
     def _open(self, polled: bool) -> bool:
         self._require_open()
@@ -309,7 +328,7 @@ class AtariEnv(AtariSurface):
                         if parts:
                             return parts
                         raise self._nothing_pending()
-                group = self._fleet.next(deadline)  # type: ignore[union-attr]
+                group = self._fleet.next(deadline, self)  # type: ignore[union-attr]
                 if group is None:
                     return parts
                 with self._lock:
@@ -326,7 +345,7 @@ class AtariEnv(AtariSurface):
         try:
             rows, reset_rows = group.land(), group.reset_rows
             if rows.over is not None and not group.changes:
-                self._begin_anew(group, rows.obs, rows.over)
+                self._restart_games(group, rows.obs, rows.over)
         except Exception as e:
             self._require_open()
             return self._failed(group, e)
@@ -345,7 +364,7 @@ class AtariEnv(AtariSurface):
         self._launch_complete()
         return batch
 
-    def _begin_anew(self, group: AtariGroup, obs: np.ndarray, over: np.ndarray) -> None:
+    def _restart_games(self, group: AtariGroup, obs: np.ndarray, over: np.ndarray) -> None:
         """New games where pressing FIRE ended the old one; their first observations go into ``obs``."""
         self._fleet.begin_reset(group, np.flatnonzero(over))  # type: ignore[union-attr]
         self._fleet.wait_for(group)  # type: ignore[union-attr]
@@ -383,14 +402,18 @@ class AtariEnv(AtariSurface):
         return self._groups[0].unanswered(self._states)
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.closing:
             raise EnvClosedError("the env is closed")
+        if self._broke_off:
+            raise EnvError("another thread's call into these games was broken off; the next call opens them anew")
 
     def _free_if_closed(self) -> None:
         """Ends the threads if the env was closed meanwhile; the caller holds ``_waiting``."""
-        if not self._closed:
+        if not self.closing:
             return
-        with self._lock:
-            fleet, self._fleet = self._fleet, None
-        if fleet is not None:
-            fleet.close(_CLOSE_WAIT_S)
+        self._free_fleet()
+
+    def _free_fleet(self) -> None:
+        if self._fleet is not None:
+            self._fleet.close(_CLOSE_WAIT_S)
+            self._fleet = None

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import queue
+import threading
 import time
 from typing import Any
 
 from rlsample.env.atari_group import AtariGroup
+from rlsample.env.pool.broken_off import BeginsAnew
 from rlsample.errors import EnvClosedError
 
 __all__ = ["AtariFleet"]
@@ -35,6 +38,7 @@ class AtariFleet:
         self.closed = False
         self._outcomes, self._in_turn = outcomes, in_turn
         self._in_background = len(groups) > 1 or len(groups[0].ids) > _DIRECT_MOST * (os.cpu_count() or 1)
+        self._arrived: collections.deque[Any] = collections.deque()
         self._sent: collections.deque[AtariGroup] = collections.deque()
         self._back: collections.deque[AtariGroup] = collections.deque()  # whose outcome is known, as they came
 
@@ -52,8 +56,10 @@ class AtariFleet:
         group.begin_reset(rows, seeds)
         self._sent.append(group)
 
-    def next(self, deadline: float | None) -> AtariGroup | None:
+    def next(self, deadline: float | None, caller: BeginsAnew) -> AtariGroup | None:
         """The next group; None: ``deadline`` (of ``time.monotonic``) has passed. One must be under way.
+
+        While it only waits for threads, ``caller`` is idle.
 
         Raises:
             EnvClosedError: closed meanwhile.
@@ -70,13 +76,18 @@ class AtariFleet:
                 return self._taken(self._back[0])
             if self._in_turn and head.outcome is not None:
                 return self._taken(head)
-            if not self._collect(deadline):
+            caller.idle_in = threading.get_ident()
+            there = self._wait(deadline)
+            caller.idle_in = None
+            if not there:
                 return None
+            self._collect()
 
     def wait_for(self, group: AtariGroup) -> None:
         """Waits for this group, which was sent off for a reset."""
         while group.outcome is None:
-            self._collect(None)
+            self._wait(None)
+            self._collect()
         self._taken(group)
 
     def _taken(self, group: AtariGroup) -> AtariGroup:
@@ -84,19 +95,22 @@ class AtariFleet:
         self._sent.remove(group)
         return group
 
-    def _collect(self, deadline: float | None) -> bool:
-        """Takes one outcome from the queue; False: the time is over."""
-        try:
-            wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-            outcome = self._outcomes.get(timeout=wait_s)
-        except queue.Empty:
-            return False
-        if self.closed:
-            raise EnvClosedError("the env was closed during this call")
-        if outcome is not _WAKE:
-            self.groups[outcome.tag].outcome = outcome
-            self._back.append(self.groups[outcome.tag])
-        return True
+    def _wait(self, deadline: float | None) -> bool:
+        """Until there is an outcome; False: the time is over."""
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with contextlib.suppress(queue.Empty):  # in one step, for Ctrl-C: an outcome is in one of the two
+            self._arrived.extend(map(self._outcomes.get, (True,), (wait_s,)))
+        return bool(self._arrived)
+
+    def _collect(self) -> None:
+        """Takes the outcomes that have arrived."""
+        while self._arrived:
+            outcome = self._arrived.popleft()
+            if self.closed:
+                raise EnvClosedError("the env was closed during this call")
+            if outcome is not _WAKE:
+                self.groups[outcome.tag].outcome = outcome
+                self._back.append(self.groups[outcome.tag])
 
     def wake(self) -> None:
         """Ends a wait in another thread: with an error, if closed."""

@@ -10,6 +10,7 @@ import numpy as np
 from rlsample.env.atari_group import AtariGroup
 from rlsample.env.atari_settings import AtariSettings
 from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.pool.broken_off import whole
 from rlsample.env.slot_states import ENDED, SlotStates
 from rlsample.env.spaces import ActionCodec
 
@@ -40,6 +41,7 @@ class AtariSurface(BaseEnv):
     _lives: np.ndarray
     _lengths: np.ndarray
 
+    @whole
     def async_reset(self) -> None:
         """Starts a new game in every slot; :meth:`recv` brings the first observations.
 
@@ -50,6 +52,7 @@ class AtariSurface(BaseEnv):
             if not self._open(polled=False):
                 self._begin_resets(self._states.require_resettable(self.all_ids))
 
+    @whole
     def send(self, actions: np.ndarray, env_ids: np.ndarray | None = None) -> None:
         """Sends actions int[K] to these slots (None: all, in order); slots that have ended are reset instead.
 
@@ -85,6 +88,7 @@ class AtariSurface(BaseEnv):
                 return codes == ENDED
         return None
 
+    @whole
     def recv(
         self, min_envs: int | None = None, max_envs: int | None = None, timeout_s: float | None = None
     ) -> Received:
@@ -107,11 +111,13 @@ class AtariSurface(BaseEnv):
             raise next(iter(batch.failures.values()))
         return self._received(batch)
 
+    @whole
     def step(self, actions: np.ndarray, env_ids: np.ndarray | None = None) -> Received:
         """:meth:`send`, then :meth:`recv`."""
         self.send(actions, env_ids)
         return self.recv()
 
+    @whole
     def reset(self) -> tuple[np.ndarray, dict[str, Any]]:
         """:meth:`async_reset`, then :meth:`recv`: first observations of ``batch_size`` slots."""
         self.async_reset()

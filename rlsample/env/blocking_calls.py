@@ -57,7 +57,7 @@ class BlockingCalls:
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended by then."""
-        if self._thread is None:
+        if self._thread is None or self._thread.ident is None:
             return True
         self._thread.join(max(0.0, timeout_s))
         return not self._thread.is_alive()

@@ -16,7 +16,7 @@ import numpy as np
 from rlsample.env.base_env import BaseEnv, StepBatch, slot_seed
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.saved_state import pickled
-from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, WAITING, SlotStates
+from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, coerce_reward, nonfinite_rows, zeros_columns
 from rlsample.errors import EnvClosedError, EnvFailedError, EnvProtocolError, SpaceError
 from rlsample.tree import Tree, assign, gather, map_tree
@@ -137,6 +137,16 @@ class LockstepEnv(BaseEnv):
             return self._exclusively(self._turn)
         finally:
             self._after_end = ENDED
+
+    def begin_anew(self) -> None:
+        """Makes every slot new, whatever a call that broke off (Ctrl-C) left: the next poll resets all envs at once.
+
+        Envs are not seeded again, so that they do not repeat their first episodes.
+        """
+        self._seeds = [None] * self.num_envs
+        self._states.code.fill(NEW)
+        self._failures.clear()
+        self._started = self._in_parts = False
 
     def reset_slots(self, slots: np.ndarray) -> StepBatch | None:
         """``try_reset`` of slots (int64[K], distinct) that had a row in the last poll, without looking them up."""

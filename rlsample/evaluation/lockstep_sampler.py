@@ -106,11 +106,6 @@ class LockstepSampler(Sampler):
         self.timers.processing_s += perf_counter() - started - self._elsewhere_s
         return batch
 
-    def _start_over(self) -> None:
-        """Goes on: many vector envs cannot be reset in mid-episode, and the row of a turn that broke off is written
-        anew. A step that the env made in that turn is not in the rows."""
-        self._broke_off = False
-
     # ------------------------------------------------------------------ one turn
 
     def _turn(self) -> None:

@@ -7,17 +7,24 @@ import contextlib
 import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.lockstep import LockstepEnv
 from rlsample.errors import EnvProtocolError
 
 __all__ = ["reset_all_slots"]
 
 
 def reset_all_slots(env: BaseEnv) -> StepBatch | None:
-    """Takes what slots still owe, and resets them all; None: the first observations come with a poll.
+    """Takes what slots still owe, and resets them all, those of a vector env at once.
+
+    Returns:
+        The first observations; None: they come with a poll.
 
     Raises:
         EnvFailedError: a slot failed and may not be restarted.
     """
+    if isinstance(env, LockstepEnv):
+        env.begin_anew()
+        return None
     for slot in env.all_ids.tolist():
         with contextlib.suppress(EnvProtocolError):  # it has not failed
             env.try_restart(np.array([slot]))

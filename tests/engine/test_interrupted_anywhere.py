@@ -21,6 +21,9 @@ from rlsample.errors import WorkerDiedError
 from rlsample.testing.engine_probe import Probe
 from rlsample.testing.interrupts import interrupted_at
 
+# An interrupt in a finalizer is swallowed there, and told.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 SMALL, LARGE = np.arange(7.0), np.arange(50_000.0)  # through the socket; in a shared block
 every = pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 

@@ -7,11 +7,16 @@ import signal
 import time
 from typing import Any
 
+import gymnasium
 import pytest
 
 from rlsample.evaluation import CommonPolicyEvaluator
-from rlsample.testing.scripted import CountEnv
+from rlsample.testing.interrupts import interrupted_at
+from rlsample.testing.scripted import CountEnv, CountVectorEnv
 from rlsample.testing.scripted_policy import ScriptedPolicy
+
+# An interrupt in a finalizer is swallowed there, and told.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 class InterruptedEnv(CountEnv):
@@ -85,3 +90,39 @@ def test_calls_that_break_off_anywhere_are_followed_by_rows_that_fit():
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 5
+
+
+def count_env(ctx: Any) -> CountEnv:
+    return CountEnv(5)
+
+
+def gym_vector(ctx: Any) -> gymnasium.vector.SyncVectorEnv:
+    return gymnasium.vector.SyncVectorEnv([lambda: CountEnv(5)] * 3)
+
+
+POOL = {"num_workers": 2, "start_method": "fork"}
+ENVS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "loop": (count_env, {"vectorize": "loop"}),
+    "vector env": (lambda ctx: CountVectorEnv((5, 5, 5)), {}),
+    "gymnasium vector env": (gym_vector, {}),
+    "pool": (count_env, {"backend": "process", "pool": POOL}),
+    "pool, first come": (count_env, {"backend": "process", "pool": {**POOL, "batch_size": 1}}),
+}
+
+
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mode", ["truncate_episodes", "complete_episodes"])
+@pytest.mark.parametrize("name", list(ENVS))
+def test_calls_that_break_off_at_every_place_are_followed_by_rows_that_fit(name: str, mode: str, step: int):
+    make, options = ENVS[name]
+    place = 0
+    with CommonPolicyEvaluator(
+        make, ScriptedPolicy, 3, rollout_fragment_length=7, batch_mode=mode, **options
+    ) as evaluator:
+        check(evaluator.sample())
+        while interrupted_at(place, evaluator.sample):
+            place += step
+            for _ in range(2):
+                check(evaluator.sample())
+        assert place > 300
+        assert {(m.length, m.episode_return) for m in evaluator.get_metrics()} == {(5, 15.0)}

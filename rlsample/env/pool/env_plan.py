@@ -21,6 +21,7 @@ class EnvPlan:
     Attributes:
         make: builds the env of one slot.
         num_envs, seed, worker_index, env_config, allow_nonfinite, info_keys: as in the pool.
+        incarnations: per slot, of the first env there; empty: 0.
     """
 
     make: Callable[[EnvContext], gymnasium.Env[Any, Any]]
@@ -30,6 +31,7 @@ class EnvPlan:
     env_config: Mapping[str, Any] = field(default_factory=dict)
     allow_nonfinite: bool = False
     info_keys: tuple[str, ...] = ()
+    incarnations: tuple[int, ...] = ()
 
 
 def require_gym_env(env: Any, slot: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlsample.env.base_env import BaseEnv, StepBatch
+from rlsample.env.pool.broken_off import whole
 from rlsample.env.slot_states import ENDED, NEW
 from rlsample.errors import SpaceError
 from rlsample.tree import Tree, map_tree
@@ -34,6 +35,13 @@ class EnvPoolSurface(BaseEnv):
     batch_size: int
     ordered: bool
 
+    def begun(self) -> np.ndarray:
+        """bool[num_envs]: whether a slot has been started since the pool was new."""
+        self.begin_anew_if_broken_off()  # type: ignore[attr-defined]
+        started: np.ndarray = self._states.code != NEW
+        return started
+
+    @whole
     def async_reset(self) -> None:
         """Asks every slot for a new episode; :meth:`recv` brings the first observations."""
         with self._lock:
@@ -43,6 +51,7 @@ class EnvPoolSurface(BaseEnv):
             else:
                 self._requests.begin_resets(self._states.require_resettable(self.all_ids))
 
+    @whole
     def send(self, actions: Tree, env_ids: np.ndarray | None = None) -> None:
         """Sends actions [K, ...] to these slots (None: all, in order); for slots that have ended, asks for a reset.
 
@@ -64,6 +73,7 @@ class EnvPoolSurface(BaseEnv):
             self._requests.begin_resets(ids[ended].astype(np.int64, copy=False))
         return None
 
+    @whole
     def recv(
         self, min_envs: int | None = None, max_envs: int | None = None, timeout_s: float | None = None
     ) -> Received:
@@ -89,11 +99,13 @@ class EnvPoolSurface(BaseEnv):
                     self._requests.raise_final_failures()
         return self._received(batch)
 
+    @whole
     def step(self, actions: Tree, env_ids: np.ndarray | None = None) -> Received:
         """:meth:`send`, then :meth:`recv`."""
         self.send(actions, env_ids)
         return self.recv()
 
+    @whole
     def reset(self) -> tuple[Tree, dict[str, Any]]:
         """:meth:`async_reset`, then :meth:`recv`: first observations of ``batch_size`` slots."""
         self.async_reset()

@@ -91,6 +91,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
             options = dict(options)
             mask = self._mask(options.pop("reset_mask"))
             options = options or None
+        self._ended &= self.pool.begun()  # none is, where the pool had to begin anew after Ctrl-C
         rows = self._blank()
         if self._started:
             assign(rows[0], slice(None), self._last_obs)

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlsample.env.pool.pool_settings import PoolSettings, usable_cpus
 from rlsample.errors import ConfigError
 
-__all__ = ["numa_nodes", "parse_cpu_list", "worker_cpus"]
+__all__ = ["in_groups", "numa_nodes", "parse_cpu_list", "worker_cpus"]
 
 _NODES = Path("/sys/devices/system/node")
 
@@ -63,3 +63,12 @@ def parse_cpu_list(text: str) -> list[int]:
             first, _, last = part.partition("-")
             cpus += range(int(first), int(last or first) + 1)
     return cpus
+
+
+def in_groups(slots: list[range], count: int) -> list[list[int]]:
+    """The slots in groups that each have a share of every worker, as far as that goes."""
+    groups: list[list[int]] = [[] for _ in range(count)]
+    for w, mine in enumerate(slots):
+        for k, slot in enumerate(mine):
+            groups[(w + k) % count].append(slot)
+    return [group for group in groups if group]

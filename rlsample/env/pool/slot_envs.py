@@ -35,7 +35,7 @@ class SlotEnvs:
         self.envs: list[Any] = [None] * self.count
         self.steps: list[Any] = [None] * self.count
         self.limits = np.zeros(self.count, np.int64)
-        self.incarnation = [0] * self.count
+        self.incarnation = list(plan.incarnations[slots.start : slots.stop]) or [0] * self.count
         self.begun = 0
         self._line = line
 

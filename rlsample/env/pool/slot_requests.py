@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from rlsample.env.slot_states import BUSY, ENDED, FAILED, RESETTING, SlotStates
 from rlsample.errors import EnvFailedError, RlsampleError, and_more
 from rlsample.tree import Tree, assign, gather
 
-__all__ = ["SlotRequests"]
+__all__ = ["Lives", "SlotRequests"]
+
+
+class Lives(NamedTuple):
+    """Of each slot which incarnation its env is, and how many restarts of the budget are used up. Written to."""
+
+    incarnation: list[int]
+    restarts: list[int]
 
 
 class SlotRequests:
@@ -35,13 +42,15 @@ class SlotRequests:
         last_failure: slot -> the latest failure given out.
     """
 
-    def __init__(self, team: WorkerTeam, states: SlotStates, settings: EnvSettings, reset_ahead: bool) -> None:
+    def __init__(
+        self, team: WorkerTeam, states: SlotStates, settings: EnvSettings, lives: Lives, reset_ahead: bool
+    ) -> None:
         self._team, self._states, self._settings, self._reset_ahead = team, states, settings, reset_ahead
+        self._incarnation, self._restarts = lives
         self._block = team.block
         self._all_ids, self._has_objects = states.all_ids, bool(ObjectLeaves(team.block.actions))
         self.worker_of = np.repeat(np.arange(len(team.slots)), [len(mine) for mine in team.slots])
         self._everyone = range(len(team.slots))
-        self._incarnation = [0] * states.num_envs
         self._lost: dict[int, Death] = {}  # slots of dead workers that owe nothing
         self._firsts: set[int] = set()  # ended slots that were asked to start, and have been reset ahead
         self._awaited: set[int] = set()  # the same, while their worker is still at it
@@ -119,13 +128,14 @@ class SlotRequests:
         if final:
             raise self._no_restart_left(final)
         for slot in ids:
-            self.delayed[slot] = now + self._settings.back_off_s(self._incarnation[slot])
+            self.delayed[slot] = now + self._settings.back_off_s(self._restarts[slot])
             self._incarnation[slot] += 1
+            self._restarts[slot] += 1
             self._states.code[slot] = RESETTING
             self._lost.pop(slot, None)
 
     def _is_used_up(self, slot: int) -> bool:
-        return self._incarnation[slot] >= self._settings.max_restarts
+        return self._restarts[slot] >= self._settings.max_restarts
 
     def _no_restart_left(self, slots: list[int]) -> EnvFailedError:
         """One error for failed slots whose budget is used up, made of their last failures; for the caller to raise."""

@@ -22,8 +22,8 @@ def fence() -> None:
 
     A lock's atomic instruction is a full fence on x86 (Intel SDM vol. 3, 8.2.5: locked instructions).
     """
-    _lock.acquire()
-    _lock.release()
+    with _lock:  # not acquire and release: Ctrl-C may come between two calls
+        pass
 
 
 def store_barrier() -> None:
@@ -71,9 +71,9 @@ class Doorbell:
 
     def close(self) -> None:
         """Closes the descriptors. Idempotent."""
-        for fd in self.fds:
+        while self.fds:
+            fd, self.fds = self.fds[0], self.fds[1:]
             os.close(fd)
-        self.fds = ()
 
 
 class Waiter:

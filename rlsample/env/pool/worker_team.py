@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import pickle
 import socket
+import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
 
 from rlsample.env.columns import check_action_space, check_observation_space
+from rlsample.env.pool.broken_off import BeginsAnew
 from rlsample.env.pool.env_plan import EnvPlan, require_same_spaces
 from rlsample.env.pool.launchers import make_launcher
 from rlsample.env.pool.memory_file import MemoryFile
@@ -220,14 +221,14 @@ class WorkerTeam:
             if not self.listen(w):
                 return None
 
-    def ask(self, w: int, is_closing: Callable[[], bool], *message: Any) -> Any:
+    def ask(self, w: int, caller: BeginsAnew, *message: Any) -> Any:
         """Sends a message; returns the answer, or the Death that came first. Waits as long as the worker is not hung.
 
         What the worker sends meanwhile is taken: two full pipes would wait for each other.
 
         Raises:
             EnvFailedError: the env raised, or the worker was dead already.
-            EnvClosedError: ``is_closing`` said so.
+            EnvClosedError: the caller is closing.
         """
         channel, line = self._channels[w], self._lines.workers[w]
         if channel is None:
@@ -236,15 +237,13 @@ class WorkerTeam:
         number = line[MAIL]  # an answer to a call that was interrupted has another one
         rest = memoryview(framed((number, *message)))
         self.wake([w])
-        while not is_closing():
+        while not caller.closing:
             try:
+                caller.idle_in = None if rest else threading.get_ident()
                 rest = rest[channel.send_some(rest, _LOOK_AROUND_S) :]
             except OSError:
                 rest = rest[:0]  # its end is gone
-            except BaseException:
-                if rest:
-                    self.kill(w)  # it waits for the other half of the message
-                raise
+            caller.idle_in = None
             if w in self.hung(time.monotonic()):
                 return self.bury_hung(w)
             if self.has_message(w):
@@ -330,24 +329,13 @@ class WorkerTeam:
             channel.close()
 
     def close(self, wait_s: float) -> None:
-        """Has the workers close their envs and end, kills those that take longer, frees everything. Idempotent."""
-        if not self._open:
-            return
-        self._open = False
-        self.common[CLOSING] = 1
-        self.wake(range(len(self.slots)))
-        for bell in self._bells:
-            bell.ring()
-        for channel in self._channels:
-            if channel is not None:
-                try:
-                    channel.sock.shutdown(socket.SHUT_WR)  # a worker that waits for the go-ahead
-                except OSError:
-                    continue
-        deadline = time.monotonic() + wait_s
-        for w, channel in enumerate(self._channels):
-            if channel is not None and _drained(channel.sock, deadline):
-                self._launcher.exit_code(self.pids[w], max(0.0, deadline - time.monotonic()))
+        """Has the workers close their envs and end, kills those that take longer, frees everything.
+
+        Idempotent; called again after it broke off it does the rest.
+        """
+        if self._open:
+            self._say_goodbye(time.monotonic() + wait_s)
+            self._open = False
         self._launcher.close()
         self.waiter.close()
         for channel in self._channels:
@@ -360,6 +348,21 @@ class WorkerTeam:
         self._papers.close()
         if hasattr(self, "block"):
             del self.block, self.action_file
+
+    def _say_goodbye(self, deadline: float) -> None:
+        self.common[CLOSING] = 1
+        self.wake(range(len(self.slots)))
+        for bell in self._bells:
+            bell.ring()
+        for channel in self._channels:
+            if channel is not None:
+                try:
+                    channel.sock.shutdown(socket.SHUT_WR)  # a worker that waits for the go-ahead
+                except OSError:
+                    continue
+        for w, channel in enumerate(self._channels):
+            if channel is not None and _drained(channel.sock, deadline):
+                self._launcher.exit_code(self.pids[w], max(0.0, deadline - time.monotonic()))
 
 
 class _Spaces:

@@ -68,7 +68,8 @@ class EpisodeDesk(AnswerDesk):
         self._limit_s = wait_limit(settings.timeout_s)
         self.crowded = 0
         self.looked_at: ServedEpisode | None = None
-        self._room = threading.Condition(threading.Lock())
+        self._room_lock = threading.Lock()  # used by itself: see EpisodeRegistry
+        self._room = threading.Condition(self._room_lock)
         self._shape, self._dtype = self.lanes.plain
         self._obs, self._rewards = self.lanes.obs, self.lanes.rewards
         self._is_finite = self.lanes.quick_finite_check()
@@ -286,7 +287,7 @@ class EpisodeDesk(AnswerDesk):
 
         if room():
             return
-        with self._room:
+        with self._room_lock:
             self.crowded += 1
             try:
                 if not self._room.wait_for(room, timeout_s):
@@ -300,7 +301,7 @@ class EpisodeDesk(AnswerDesk):
 
     def make_room(self) -> None:
         """Wakes the clients that wait for room; for the sampling thread, if ``crowded``."""
-        with self._room:
+        with self._room_lock:
             self._room.notify_all()
 
     def stop(self, reason: str, cause: BaseException | None = None) -> None:

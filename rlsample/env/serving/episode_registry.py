@@ -59,7 +59,8 @@ class EpisodeRegistry(Generic[E]):
         self._over_because: tuple[str, BaseException | None] = ("", None)
         self._wait_when_full = when_full == "block"
         self._free = list(range(max_concurrent - 1, -1, -1))  # the lane freed last is used first: few are half full
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # used by itself: Ctrl-C may leave a Condition's own __exit__ before it unlocks
+        self._changed = threading.Condition(self._lock)
         self._started = 0
         self._prefix = f"{secrets.token_hex(4)}-"  # an id of another run is not mistaken for one of this
         self._ends: collections.OrderedDict[str, str] = collections.OrderedDict()
@@ -77,7 +78,7 @@ class EpisodeRegistry(Generic[E]):
         if episode_id is not None and (not isinstance(episode_id, str) or not episode_id):
             raise ServingError(f"start_episode: an episode_id is a non-empty str, got {episode_id!r}")
         deadline = time.monotonic() + wait_limit(timeout_s)
-        with self._changed:
+        with self._lock:
             while not self._has_place(episode_id):
                 if not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     raise ServingError(
@@ -105,7 +106,7 @@ class EpisodeRegistry(Generic[E]):
 
     def close(self, episode: E, reason: str) -> None:
         """The episode takes no more calls. Its lane stays taken until :meth:`free_lane`."""
-        with self._changed:
+        with self._lock:
             episode.closed = reason
             if self.open.get(episode.id) is episode:  # its id may have been used again
                 del self.open[episode.id]
@@ -117,14 +118,14 @@ class EpisodeRegistry(Generic[E]):
 
     def free_lane(self, lane: int) -> None:
         """The lane of a closed episode may be used again."""
-        with self._changed:
+        with self._lock:
             self.by_lane[lane] = None
             self._free.append(lane)
             self._changed.notify()
 
     def stop(self, reason: str, cause: BaseException | None) -> None:
         """No episode can be started or found any more; those who wait for a place are told why. Idempotent."""
-        with self._changed:
+        with self._lock:
             if not self.stopped:
                 self._over_because = (reason, cause)
                 self.stopped = True
