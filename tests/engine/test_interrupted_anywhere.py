@@ -40,11 +40,11 @@ def answer(engine: ProcessEngine, worker: ProcessHandle, value: Any) -> ProcessH
     Two of them may be needed: where it broke off as it read from the nursery, that is replaced with all its workers.
     """
     for _ in range(3):
-        try:
+        with contextlib.suppress(WorkerDiedError):
             np.testing.assert_array_equal(worker.call("echo", value).result(10), value)
-            return worker
-        except WorkerDiedError:
-            worker = engine.replace(worker)
+            if worker.alive():  # it may have answered and died at once
+                return worker
+        worker = engine.replace(worker)
     raise AssertionError("its replacements died, too")
 
 
