@@ -19,7 +19,7 @@ class Changes:
     without the lock. A lock's ``with`` is one step.
 
     Attributes:
-        lock: to be held, once or several times, when anything else here is called.
+        lock: to be held when anything else here is called; once, by whoever waits.
     """
 
     def __init__(self) -> None:

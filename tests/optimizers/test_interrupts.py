@@ -18,8 +18,14 @@ from rlsample.evaluation.evaluator_set import EvaluatorSetSettings
 from rlsample.optimizers import (
     AsyncGradientsOptimizer,
     AsyncGradientsSettings,
+    AsyncReplayOptimizer,
+    AsyncReplaySettings,
     AsyncSamplesOptimizer,
     AsyncSamplesSettings,
+    MicrobatchOptimizer,
+    MicrobatchSettings,
+    SyncReplayOptimizer,
+    SyncReplaySettings,
     SyncSamplesOptimizer,
     SyncSamplesSettings,
 )
@@ -33,6 +39,9 @@ OPTIMIZERS: dict[str, Any] = {
     "sync": lambda ev: SyncSamplesOptimizer(ev, SyncSamplesSettings(train_batch_size=80)),
     "gradients": lambda ev: AsyncGradientsOptimizer(ev, AsyncGradientsSettings(grads_per_step=8)),
     "samples": lambda ev: AsyncSamplesOptimizer(ev, AsyncSamplesSettings(train_batch_size=20)),
+    "microbatch": lambda ev: MicrobatchOptimizer(ev, MicrobatchSettings(train_batch_size=20, microbatch_size=7)),
+    "replay": lambda ev: SyncReplayOptimizer(ev, SyncReplaySettings(learning_starts=20, train_batch_size=8)),
+    "apex": lambda ev: AsyncReplayOptimizer(ev, AsyncReplaySettings(learning_starts=20, train_batch_size=8)),
 }
 
 
