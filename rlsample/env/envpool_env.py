@@ -16,9 +16,10 @@ import numpy as np
 from rlsample.env.base_env import BaseEnv, StepBatch
 from rlsample.env.blocking_calls import BlockingCalls
 from rlsample.env.env_settings import EnvSettings
+from rlsample.env.pool.broken_off import BeginsAnew, whole
 from rlsample.env.slot_states import BUSY, ENDED, FAILED, NEW, RESETTING, WAITING, SlotStates
 from rlsample.env.spaces import ActionCodec, ObsWriter, nonfinite_rows, zeros_columns
-from rlsample.errors import ConfigError, EnvClosedError, EnvFailedError, EnvProtocolError
+from rlsample.errors import ConfigError, EnvClosedError, EnvError, EnvFailedError, EnvProtocolError
 from rlsample.tree import Tree, assign, gather
 
 __all__ = ["ColumnInfos", "EnvPoolAdapter", "EnvPoolLike"]
@@ -60,7 +61,7 @@ class ColumnInfos(Mapping[int, dict[str, Any]]):
         return self._num_rows
 
 
-class EnvPoolAdapter(BaseEnv):
+class EnvPoolAdapter(BeginsAnew, BaseEnv):
     """An object of ``envpool.make_gymnasium``, sync or async.
 
     Sync (``batch_size == num_envs``): any slots may be stepped; resets are immediate. What was sent goes to EnvPool in
@@ -70,6 +71,9 @@ class EnvPoolAdapter(BaseEnv):
     Actions are checked: EnvPool reads past its tables for one outside the space. ``terminated`` is also true where the
     time limit and the end of an Atari game coincide. Infos are EnvPool's, without ``env_id`` and ``players``. Seeds are
     those the env was made with.
+
+    After a call that Ctrl-C broke off nobody knows which rows EnvPool still owes, and for others it waits without end:
+    every later call but :meth:`close` is an EnvError.
 
     Args:
         env: stepped and closed by this adapter from now on.
@@ -108,12 +112,13 @@ class EnvPoolAdapter(BaseEnv):
         self._under_way = 0  # rows that EnvPool owes us
         self._outcomes: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._calls = BlockingCalls("envpool", self._outcomes)
-        self._in_background = self._closed = self._freed = False
+        self._in_background = self._freed = False
         # _waiting is held by the one thread that waits for rows, _lock while anything changes; taken in this order
         self._waiting, self._lock = threading.Lock(), threading.RLock()
 
     # ------------------------------------------------------------------ the polled interface
 
+    @whole
     def poll(self, timeout_s: float | None = None) -> StepBatch:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._turn():
@@ -125,6 +130,7 @@ class EnvPoolAdapter(BaseEnv):
                 self._require_open()
                 return self._empty() if received is None else self._rows(*received)
 
+    @whole
     def send_actions(self, env_ids: np.ndarray, actions: Tree) -> None:
         with self._lock:
             self._require_open()
@@ -139,6 +145,7 @@ class EnvPoolAdapter(BaseEnv):
                 self._under_way += len(ids)
             self._states.code[ids] = BUSY
 
+    @whole
     def try_reset(self, env_ids: np.ndarray) -> StepBatch | None:
         with self._turn(), self._lock:
             self._require_open()
@@ -156,6 +163,7 @@ class EnvPoolAdapter(BaseEnv):
             no = np.zeros(len(ids), bool)
             return self._rows(obs, np.zeros(len(ids), np.float32), no, no.copy(), info)
 
+    @whole
     def try_restart(self, env_ids: np.ndarray) -> None:
         with self._lock:
             self._require_open()
@@ -166,7 +174,7 @@ class EnvPoolAdapter(BaseEnv):
                 ) from failure
 
     def close(self) -> None:
-        self._closed = True
+        self.closing = True
         self._outcomes.put(None)
         if self._waiting.acquire(timeout=_CLOSE_WAIT_S):
             try:
@@ -177,6 +185,10 @@ class EnvPoolAdapter(BaseEnv):
 
     # ------------------------------------------------------------------ inside
 
+    def _begin_anew(self) -> None:
+        self._require_open()
+        raise EnvError("a call into EnvPool was broken off, and the rows it still owes are not known: make a new env")
+
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
         """One thread at a time waits for rows; if the env was closed meanwhile, it cleans up."""
@@ -184,7 +196,7 @@ class EnvPoolAdapter(BaseEnv):
             try:
                 yield
             finally:
-                if self._closed:
+                if self.closing:
                     self._free()
 
     def _launch(self) -> None:
@@ -284,7 +296,7 @@ class EnvPoolAdapter(BaseEnv):
         return StepBatch(self.all_ids[:0], obs, np.zeros(0, np.float32), no, no.copy(), no.copy())
 
     def _require_open(self) -> None:
-        if self._closed:
+        if self.closing:
             raise EnvClosedError("the env is closed")
 
     def _free(self) -> None:

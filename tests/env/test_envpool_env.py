@@ -10,7 +10,7 @@ import pytest
 
 from rlsample.env import as_base_env
 from rlsample.env.envpool_env import ColumnInfos, EnvPoolAdapter, EnvPoolLike
-from rlsample.errors import ConfigError, EnvFailedError, EnvProtocolError, SpaceError
+from rlsample.errors import ConfigError, EnvError, EnvFailedError, EnvProtocolError, SpaceError
 from rlsample.testing import check_base_env
 
 _spec = importlib.util.spec_from_file_location("fake_envpool", Path(__file__).with_name("fake_envpool.py"))
@@ -87,6 +87,26 @@ def test_sync_sends_in_parts_reach_envpool_as_one():
         assert fake.sends == [{0: 1, 2: 2}]
         with pytest.raises(EnvProtocolError, match="nothing to wait for"):
             env.poll()
+
+
+@pytest.mark.parametrize("batch_size", [2, 1])
+def test_after_a_call_that_broke_off_nothing_is_waited_for(monkeypatch, batch_size):
+    fake = FakeEnvPool(2, batch_size)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with as_base_env(fake) as env:
+        env.poll()
+        with monkeypatch.context() as patch:
+            patch.setattr(fake, "recv", interrupted)
+            env.send_actions(np.array([0]), np.array([1]))
+            with pytest.raises(KeyboardInterrupt):
+                env.poll()
+        for call in (env.poll, lambda: env.try_reset(env.all_ids), lambda: env.send_actions([0], [0])):
+            with pytest.raises(EnvError, match="was broken off, and the rows it still owes are not known"):
+                call()
+    assert fake.closes == 1
 
 
 def test_async_first_come_and_resets_that_come_later():

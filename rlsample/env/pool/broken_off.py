@@ -1,4 +1,4 @@
-"""What a pool does about a call that Ctrl-C broke off in the middle of its books: it begins anew."""
+"""What an env does about a call that Ctrl-C broke off in the middle of its books: it begins anew."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ class BeginsAnew(ABC):
 
     @abstractmethod
     def _begin_anew(self) -> None:
-        """Brings the object to where it was when it was new, whatever state it is in; takes :attr:`_broke_off` back."""
+        """Brings the object to where it was when it was new, whatever state it is in, and takes ``_broke_off`` back.
+
+        Raises:
+            EnvError: there is no way.
+        """
 
     def begin_anew_if_broken_off(self) -> None:
         """To be called with no lock held."""
