@@ -51,7 +51,7 @@ class Doorbell:
                 fds = os.pipe()
                 os.set_blocking(fds[1], False)
         self.fds = fds
-        self.fd = fds[0]
+        self.fd, self._other = fds[0], fds[-1]
         self._is_eventfd = len(fds) == 1
 
     def ring(self) -> None:
@@ -60,7 +60,7 @@ class Doorbell:
             os.eventfd_write(self.fd, 1)
         else:
             with contextlib.suppress(BlockingIOError):  # full of rings that nobody has answered
-                os.write(self.fds[1], b"\0")
+                os.write(self._other, b"\0")
 
     def wait(self) -> None:
         """Blocks until somebody rings; takes all rings so far."""
@@ -71,6 +71,7 @@ class Doorbell:
 
     def close(self) -> None:
         """Closes the descriptors. Idempotent."""
+        self.fd = self._other = -1  # their numbers may soon be another file's
         while self.fds:
             fd, self.fds = self.fds[0], self.fds[1:]
             os.close(fd)
