@@ -409,9 +409,9 @@ class AtariEnv(AtariSurface, BeginsAnew):
 
     def _free_if_closed(self) -> None:
         """Ends the threads if the env was closed meanwhile; the caller holds ``_waiting``."""
-        if not self.closing:
-            return
-        self._free_fleet()
+        if self.closing:
+            with self._lock:
+                self._free_fleet()
 
     def _free_fleet(self) -> None:
         if self._fleet is not None:

@@ -1,5 +1,6 @@
 """The polled interface of Atari envs, on games that follow a script: every value is known."""
 
+import concurrent.futures
 import threading
 import time
 
@@ -445,6 +446,30 @@ def test_close_ends_a_poll_that_waits_for_games_that_hang(scripted, plan_of, pol
         env.poll()
     for vector in scripted.vectors:
         vector.gate.set()  # or the threads would be left behind
+
+
+def test_close_waits_for_a_send_that_is_under_way(scripted, plan_of, monkeypatch):
+    env = scripted(2, lambda slot, game: plan_of(), groups=2)
+    env.poll()
+    launch, inside, go_on = env._fleet.launch, threading.Event(), threading.Event()
+
+    def slow_launch(group):
+        inside.set()
+        assert go_on.wait(20)
+        launch(group)
+
+    monkeypatch.setattr(env._fleet, "launch", slow_launch)
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        sent = threads.submit(env.send_actions, np.array([0]), np.array([1]))
+        assert inside.wait(20)
+        closed = threads.submit(env.close)
+        with pytest.raises(concurrent.futures.TimeoutError):
+            closed.result(0.5)
+        go_on.set()
+        assert sent.result(20) is None
+        assert closed.result(20) is None
+    with pytest.raises(EnvClosedError):
+        env.poll()
 
 
 def test_close_is_idempotent_and_ends_everything(scripted, plan_of):
