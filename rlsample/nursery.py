@@ -102,7 +102,7 @@ class NurseryLink:
             data, ancillary = b"", []
         for level, kind, fds in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(array.array("i", fds[: len(fds) - len(fds) % 4]))
+                self._fds.extend(array.array("i", fds))
         for fd in self._fds:
             os.set_inheritable(fd, False)
         if not data:

@@ -76,9 +76,9 @@ class Launcher:
         self._link: NurseryLink | None = None
         self._nursery: subprocess.Popen[bytes] | _ForkedProcess | None = None
         self._running: set[int] = set()
-        self._lost: set[int] = set()
-        self._told: collections.deque[tuple[str, int, Any]] = collections.deque()
-        self._feeding = False
+        self._lost: set[int] = set()  # ended with their nursery, and not told yet
+        self._told: collections.deque[tuple[str, int, Any]] = collections.deque()  # by the nursery, not passed on yet
+        self._feeding = False  # between hearings: the last broke off
         self._closed = False
         self._lock = threading.Lock()
         if start_method == "fork":
@@ -139,15 +139,7 @@ class Launcher:
     def _read(self) -> None:
         """Takes in what the nursery tells. Called again if it broke off (Ctrl-C), it goes on where it was."""
         link = self._link
-        try:
-            if link is None or self._feeding:
-                raise EOFError("lost, or it broke off while it read: messages may be missing")
-            self._feeding = True
-            self._told.extend(message for message, _ in link.feed(wait=False))
-            self._feeding = False
-        except BlockingIOError:
-            self._feeding = False
-        except (EOFError, OSError):
+        if link is None or not self._feed(link):
             with self._lock:
                 if self._link is link:
                     self._drop_nursery()
@@ -160,6 +152,20 @@ class Launcher:
                 self._on_ended(key, number)
                 self._running.discard(key)
             self._told.popleft()
+
+    def _feed(self, link: NurseryLink) -> bool:
+        """Hears what the nursery says now; False: it is gone, or a hearing broke off and its words may be lost."""
+        if self._feeding:
+            return False
+        self._feeding = True
+        try:
+            self._told.extend(message for message, _ in link.feed(wait=False))
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError):
+            return False
+        self._feeding = False
+        return True
 
     def _drop_nursery(self) -> None:
         """Ends the nursery, and thereby its workers, which are to be told as lost when the lock is free."""

@@ -9,14 +9,13 @@ import numpy as np
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector import VectorEnv as GymnasiumVectorEnv
 
+from rlsample.env.atari_seeds import SEED_MASK
 from rlsample.env.env_settings import EnvSettings
 from rlsample.env.gymnasium_vector import GymnasiumVectorAdapter, infos_by_slot
 from rlsample.errors import ConfigError
 from rlsample.tree import Tree
 
 __all__ = ["AleVectorAdapter", "is_ale_vector"]
-
-_SEED_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
 
 
 def is_ale_vector(env: GymnasiumVectorEnv[Any, Any, Any]) -> bool:
@@ -61,9 +60,9 @@ class AleVectorAdapter(GymnasiumVectorAdapter):
         self._over = np.zeros(self.num_envs, bool)  # games that are to begin anew in the next row
 
     def _vector_reset(self) -> tuple[Tree, Mapping[int, dict[str, Any]]]:
-        seeds = None if self._seeds[0] is None else np.array([s & _SEED_MASK for s in self._seeds if s is not None])
+        seeds = None if self._seeds[0] is None else np.array([s & SEED_MASK for s in self._seeds if s is not None])
         obs, infos = self.env.reset(seed=seeds)
-        self._frames[:], self._over[:] = 0, False
+        self._frames, self._over = np.zeros(self.num_envs, np.int64), np.zeros(self.num_envs, bool)
         return obs, infos_by_slot(infos, self.num_envs)
 
     def _vector_step(self, actions: Tree) -> tuple[Tree, Any, Any, Any, Any]:

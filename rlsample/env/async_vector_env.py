@@ -108,10 +108,10 @@ class AsyncVectorEnv(EnvPoolSurface, BeginsAnew):
         self._settings, self._plan = settings, EnvPlan(make, num_envs, seed, worker_index, *config)
         try:
             self._begin()
+            self._codec = ActionCodec(self.action_space, any_size=True)
         except BaseException:
             self.close()
             raise
-        self._codec = ActionCodec(self.action_space, any_size=True)
         self._groups = in_groups(self._team.slots, pool.groups) if pool.groups > 1 else []
 
     def _begin(self) -> None:

@@ -318,27 +318,31 @@ class AtariEnv(AtariSurface, BeginsAnew):
             self._ready.appendleft(batch)
 
     def _parts(self, least: int, deadline: float | None) -> list[StepBatch]:
+        """At least ``least`` rows and failures, or what there is; none is taken before all are here (Ctrl-C)."""
+        while sum(map(_count, self._ready)) < least and self._fetch(deadline):
+            pass
         parts: list[StepBatch] = []
-        count = 0
-        while count < least:
-            if not self._ready:
-                with self._lock:
-                    self._require_open()
-                    if not self._fleet.any_sent():  # type: ignore[union-attr]
-                        if parts:
-                            return parts
-                        raise self._nothing_pending()
-                group = self._fleet.next(deadline, self)  # type: ignore[union-attr]
-                if group is None:
-                    return parts
-                with self._lock:
-                    was_reset = group.reset_rows is not None
-                    self._ready.append(self._landed(group))
-                    if was_reset:  # its other slots may have got their actions meanwhile
-                        self._launch_complete()
+        while self._ready and sum(map(_count, parts)) < least:
             parts.append(self._ready.popleft())
-            count += len(parts[-1].env_ids) + len(parts[-1].failures)
         return parts
+
+    def _fetch(self, deadline: float | None) -> bool:
+        """Waits for the next group and has its rows ready; False: the time is over, or no more can come."""
+        with self._lock:
+            self._require_open()
+            if not self._fleet.any_sent():  # type: ignore[union-attr]
+                if self._ready:
+                    return False
+                raise self._nothing_pending()
+        group = self._fleet.next(deadline, self)  # type: ignore[union-attr]
+        if group is None:
+            return False
+        with self._lock:
+            was_reset = group.reset_rows is not None
+            self._ready.append(self._landed(group))
+            if was_reset:  # its other slots may have got their actions meanwhile
+                self._launch_complete()
+        return True
 
     def _landed(self, group: AtariGroup) -> StepBatch:
         """The rows of a group that came back."""
@@ -417,3 +421,7 @@ class AtariEnv(AtariSurface, BeginsAnew):
         if self._fleet is not None:
             self._fleet.close(_CLOSE_WAIT_S)
             self._fleet = None
+
+
+def _count(batch: StepBatch) -> int:
+    return len(batch.env_ids) + len(batch.failures)

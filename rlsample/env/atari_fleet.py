@@ -97,6 +97,8 @@ class AtariFleet:
 
     def _wait(self, deadline: float | None) -> bool:
         """Until there is an outcome; False: the time is over."""
+        if self._arrived:  # the wait before was interrupted
+            return True
         wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         with contextlib.suppress(queue.Empty):  # in one step, for Ctrl-C: an outcome is in one of the two
             self._arrived.extend(map(self._outcomes.get, (True,), (wait_s,)))

@@ -9,9 +9,9 @@ import numpy as np
 from rlsample.env.base_env import slot_seed
 from rlsample.errors import ConfigError
 
-__all__ = ["game_seeds", "next_seeds"]
+__all__ = ["SEED_MASK", "game_seeds", "next_seeds"]
 
-_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
+SEED_MASK = 0x7FFFFFFF  # ale-py takes the seed as a C int, and a negative one for none
 
 
 def game_seeds(seed: int | Sequence[int] | None, num_envs: int, worker_index: int) -> np.ndarray | None:
@@ -23,12 +23,12 @@ def game_seeds(seed: int | Sequence[int] | None, num_envs: int, worker_index: in
     if seed is None:
         return None
     if hasattr(seed, "__index__"):
-        return np.array([slot_seed(seed, worker_index, slot) & _MASK for slot in range(num_envs)])  # type: ignore
+        return np.array([slot_seed(seed, worker_index, slot) & SEED_MASK for slot in range(num_envs)])  # type: ignore
     if len(seed) != num_envs:
         raise ConfigError(f"seed has {len(seed)} entries for {num_envs} envs; give one int, or one per env")
-    return np.array([int(s) & _MASK for s in seed])
+    return np.array([int(s) & SEED_MASK for s in seed])
 
 
 def next_seeds(seeds: np.ndarray) -> np.ndarray:
     """int64[N]: others, that depend on these alone."""
-    return np.array([int(np.random.SeedSequence(int(seed)).generate_state(1)[0]) & _MASK for seed in seeds])
+    return np.array([int(np.random.SeedSequence(int(seed)).generate_state(1)[0]) & SEED_MASK for seed in seeds])

@@ -49,10 +49,10 @@ class VectorEnv(ABC):
 
     @abstractmethod
     def vector_reset(self, seeds: Sequence[int | None]) -> Tree:
-        """Starts an episode in each env; called once, first.
+        """Starts an episode in each env; called first, and again after a call that Ctrl-C broke off.
 
         Args:
-            seeds: B seeds, one per slot; None: the env picks its own.
+            seeds: B seeds, one per slot; None, as when it is called again: the env picks its own.
 
         Returns:
             The first observations: tree [B, ...].

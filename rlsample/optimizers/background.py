@@ -63,7 +63,7 @@ class BackgroundThreads:
         """Asks all threads to end and wakes them; does not wait for them."""
         with self.lock:
             self._stopped = True
-            self._changes.notify_all()
+            self.notify_all()
 
     def notify_all(self) -> None:
         """Has all who wait look again; the lock is held."""

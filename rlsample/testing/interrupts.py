@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import selectors
 import sys
+import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +15,7 @@ import rlsample
 __all__ = ["interrupted_at"]
 
 _OURS = str(Path(rlsample.__file__).parent)
-_STANDARD = tuple(f"{Path(module.__file__ or '')}" for module in (sys.modules["threading"], sys.modules["selectors"]))
-
+_PLACES = (_OURS, threading.__file__, selectors.__file__)
 _GIVE_DESCRIPTORS = ("memfd_create", "recvmsg_into", "recvmsg", "socketpair", "pipe")
 
 
@@ -34,7 +35,7 @@ def interrupted_at(place: int, work: Callable[[], Any]) -> bool:
         nonlocal passed
         if event == "c_return" and called.__name__ in _GIVE_DESCRIPTORS:
             return
-        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith((_OURS, *_STANDARD)):
+        if event not in ("call", "c_return") or not frame.f_code.co_filename.startswith(_PLACES):
             return
         passed += 1
         if passed > place:

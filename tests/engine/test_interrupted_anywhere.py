@@ -71,6 +71,7 @@ def test_calls_and_waiting(engine: ProcessEngine, tmp_path: Path, value: np.ndar
         futures.clear()
         workers = [answer(engine, worker, place) for worker in workers]
     assert place > 100
+    assert workers[0].incarnation < place / step  # not at each place does an interrupt cost it its life
     assert [future.result(0)[0] for future in futures] == [0.0, 0.0, 1.0, -1.0]
 
 
@@ -125,16 +126,18 @@ def test_a_thread_that_waits_beside_an_interrupted_one_is_served(engine: Process
         try:
             given.append(worker.call("echo", 5).result(10))
         except WorkerDiedError:
-            given.append(5)
+            given.append("died")
 
-    place, goes_on = 0, True
+    place, goes_on, answers = 0, True, []
     while goes_on:
         given: list[Any] = []
         thread = threading.Thread(target=ask, args=(its, given))
         thread.start()
         goes_on = interrupted_at(place, functools.partial(ask, mine, []))
-        thread.join()
-        assert given == [5]
+        thread.join(15)
+        answers += given
         place += 1
         mine, its = answer(engine, mine, place), answer(engine, its, place)
-    assert place > 20
+    assert len(answers) == place > 20
+    assert set(answers) <= {5, "died"}
+    assert answers.count(5) > place / 2

@@ -36,7 +36,7 @@ class EnvPoolSurface(BaseEnv):
     ordered: bool
 
     def begun(self) -> np.ndarray:
-        """bool[num_envs]: whether a slot has been started since the pool was new."""
+        """bool[num_envs]: whether a slot has been started since the pool was new, or had to begin anew after Ctrl-C."""
         self.begin_anew_if_broken_off()  # type: ignore[attr-defined]
         started: np.ndarray = self._states.code != NEW
         return started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +15,9 @@ from rlsample.env.async_vector_env import AsyncVectorEnv
 from rlsample.env.base_env import StepBatch
 from rlsample.env.columns import has_fixed_size
 from rlsample.env.convert import as_base_env
+from rlsample.env.pool.broken_off import BeginsAnew, whole
 from rlsample.env.spaces import empty_columns, object_column
-from rlsample.errors import ConfigError, EnvClosedError
+from rlsample.errors import ConfigError, EnvClosedError, EnvProtocolError
 from rlsample.tree import Tree, assign, gather, map_tree
 
 __all__ = ["PoolVectorEnv"]
@@ -23,7 +25,7 @@ __all__ = ["PoolVectorEnv"]
 Steps = tuple[Tree, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 
 
-class PoolVectorEnv(VectorEnv[Any, Any, Any]):
+class PoolVectorEnv(VectorEnv[Any, Any, Any], BeginsAnew):
     """A lock-step vector env on worker processes, as Gymnasium's own are, with each of its autoreset modes.
 
         envs = PoolVectorEnv("CartPole-v1", num_envs=8)
@@ -31,7 +33,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
 
     Rows, flags and infos are those of ``gymnasium.vector.SyncVectorEnv`` with the same seeds; rewards are float64 here
     too, rounded to float32 on their way. What has no fixed size comes and goes as a tuple. Actions outside the space
-    are refused. Arrays returned never change later.
+    are refused. Arrays returned never change later. After a call that Ctrl-C broke off all envs are to be reset.
 
     Args:
         env: what :func:`~rlsample.env.as_base_env` takes with ``backend="process"``, or an ordered
@@ -81,6 +83,12 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
 
     # ------------------------------------------------------------------ reset and step
 
+    def _begin_anew(self) -> None:
+        with contextlib.suppress(EnvProtocolError):  # nothing is owed
+            self.pool.poll()
+        self._ended[:] = self._started = self._broke_off = False
+
+    @whole
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Tree, dict[str, Any]]:
@@ -108,6 +116,7 @@ class PoolVectorEnv(VectorEnv[Any, Any, Any]):
         self._last_obs = rows[0]
         return map_tree(_shown, rows[0]), rows[4]
 
+    @whole
     def step(self, actions: Any) -> Steps:
         """Steps every env; one that ended is reset as the autoreset mode says."""
         if not self._started:

@@ -239,7 +239,8 @@ class WorkerTeam:
         self.wake([w])
         while not caller.closing:
             try:
-                caller.idle_in = None if rest else threading.get_ident()
+                if not rest and message[0] == "call":  # of a reset, nobody would know that it was made
+                    caller.idle_in = threading.get_ident()
                 rest = rest[channel.send_some(rest, _LOOK_AROUND_S) :]
             except OSError:
                 rest = rest[:0]  # its end is gone

@@ -34,15 +34,18 @@ def test_calls_that_break_off_at_every_place_are_followed_by_rows_that_fit(optio
         assert place > 200
 
 
-def test_an_interrupted_wait_loses_nothing(monkeypatch):
+@pytest.mark.parametrize("arrived", [False, True])
+def test_an_interrupted_wait_loses_nothing(monkeypatch, arrived):
     with make_atari("Pong-v5", num_envs=2, num_threads=1, groups=2, seed=0) as env:
         env.reset()
         ids = env.recv()[4]["env_id"]
         assert ids.tolist() == [1]
         env.send(np.array([0]), ids)
-        fleet = env._fleet
+        fleet, wait = env._fleet, env._fleet._wait
 
         def interrupted(deadline):
+            if arrived:
+                wait(deadline)
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
@@ -52,6 +55,30 @@ def test_an_interrupted_wait_loses_nothing(monkeypatch):
         info = env.recv()[4]
         assert (info["env_id"].tolist(), info["elapsed_step"].tolist()) == ([1], [1])
         assert env._fleet is fleet
+
+
+def test_rows_that_were_here_before_an_interrupted_wait_come_with_the_next_call(monkeypatch):
+    with make_atari("Pong-v5", num_envs=2, num_threads=1, groups=2, seed=0) as env:
+        env.reset()
+        env.recv()
+        env.send(np.array([0, 0]))
+        waits, wait = [], env._fleet._wait
+
+        def interrupted(deadline):
+            waits.append(1)
+            if len(waits) > 1:
+                raise KeyboardInterrupt
+            while not env._fleet.groups[0].outcome:
+                wait(deadline)
+                env._fleet._collect()
+            env._fleet.groups[1].outcome = None  # as if it were under way
+            return True
+
+        with monkeypatch.context() as patch:
+            patch.setattr(env._fleet, "_wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                env.recv(min_envs=2)
+        assert env.recv()[4]["env_id"].tolist() == [0]
 
 
 def test_a_call_that_broke_off_opens_other_games(monkeypatch):

@@ -15,7 +15,7 @@ from rlsample.env import as_base_env
 from rlsample.env.pool.gymnasium_view import PoolVectorEnv
 from rlsample.env.pool.shared_block import NEED
 from rlsample.env.slot_states import WAITING
-from rlsample.errors import EnvError, EnvProtocolError
+from rlsample.errors import EnvClosedError, EnvError, EnvProtocolError
 from rlsample.testing.faulty_env import Fault, faulty_factory
 from rlsample.testing.interrupts import interrupted_at
 from rlsample.testing.scripted import CountEnv
@@ -136,6 +136,51 @@ def test_a_thread_that_waited_beside_the_interrupted_call_is_told(monkeypatch):
             with pytest.raises(EnvError, match="another thread's call into this pool was broken off"):
                 poll.result(20)
         assert env.poll().is_first.all()
+
+
+def test_a_reset_that_was_waited_for_makes_every_slot_new(env, monkeypatch):
+    """Else nobody would know which envs had been reset."""
+    first_obs(env)
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(env._team, "has_message", lambda w: False)
+        patch.setattr(env._team, "is_dead", lambda w: False)
+        patch.setattr(env._team._channels[0], "send_some", lambda data, wait_s: len(data) or interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            env.reset_with(env.all_ids)
+    assert not env.begun().any()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
+@pytest.mark.parametrize("step", [2, 5])  # in mid-episode; the last one, in which episodes end
+def test_the_gymnasium_form_whose_step_waited_goes_on_with_a_reset(monkeypatch, mode, step):
+    with contextlib.closing(PoolVectorEnv(make, 2, autoreset_mode=mode, pool={"start_method": "fork"})) as envs:
+        envs.reset(seed=3)
+        for _ in range(step - 1):
+            envs.step(np.zeros(2, int))
+        pids, wait = envs.pool.worker_pids, envs.pool._team.waiter.wait
+
+        def interrupted(timeout_s):
+            wait(timeout_s)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(envs.pool._team.waiter, "wait", interrupted)
+            patch.setattr(envs.pool._requests, "num_published", lambda: 0)
+            patch.setattr(envs.pool._requests, "all_published", lambda: False)
+            with pytest.raises(KeyboardInterrupt):
+                envs.step(np.zeros(2, int))
+        with pytest.raises(EnvClosedError, match="reset the envs"):
+            envs.step(np.zeros(2, int))
+        assert (envs.reset(seed=4)[0] > 0).all()
+        for k in range(1, 6):
+            obs, _, terminated, _, _ = envs.step(np.zeros(2, int))
+            assert terminated.tolist() == [k == 5] * 2
+            assert mode == "SameStep" or obs.ravel().tolist() == [k, k]
+        assert envs.pool.worker_pids == pids
 
 
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep", "Disabled"])
