@@ -18,7 +18,6 @@ which the nursery calls before a fork; what it returns is added to that worker's
 
 from __future__ import annotations
 
-import array
 import ctypes
 import errno
 import importlib
@@ -39,6 +38,7 @@ __all__ = [
     "NurseryLink",
     "count_threads",
     "die_with_parent",
+    "first_message",
     "fresh_main",
     "fresh_worker_main",
     "killer",
@@ -49,7 +49,6 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _HEADER = struct.Struct("<QQ")
-_FD_SPACE = socket.CMSG_SPACE(64 * array.array("i").itemsize)
 _LOOK_UP_S = 0.25  # how often it looks whether its parent still lives; the socket's end tells sooner, as a rule
 
 
@@ -85,36 +84,27 @@ class NurseryLink:
         sent = socket.send_fds(self.sock, [data], list(fds))
         self.sock.sendall(data[sent:])
 
-    def feed(self, wait: bool = True) -> list[tuple[tuple[Any, ...], list[int]]]:
-        """The messages that are complete after one reading, each with its descriptors.
-
-        Args:
-            wait: for something to read, as long as the socket's time-out says.
+    def feed(self) -> list[tuple[tuple[Any, ...], list[int]]]:
+        """The messages that are complete after one reading, each with its descriptors. Waits if the socket blocks.
 
         Raises:
             EOFError: the other end is gone.
             BlockingIOError, TimeoutError: nothing there, or not in time; what came so far is kept.
         """
         try:
-            # Not socket.recv_fds: before Python 3.12 it forgets the flags.
-            data, ancillary, _, _ = self.sock.recvmsg(1 << 16, _FD_SPACE, 0 if wait else socket.MSG_DONTWAIT)
+            data, fds, _, _ = socket.recv_fds(self.sock, 1 << 16, 64)
         except ConnectionResetError:
-            data, ancillary = b"", []
-        for level, kind, fds in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                self._fds.extend(array.array("i", fds))
-        for fd in self._fds:
+            data, fds = b"", []
+        for fd in fds:
             os.set_inheritable(fd, False)
+        self._fds += fds
         if not data:
             raise EOFError("the other process is gone")
         self._data += data
         found = []
-        while len(self._data) >= _HEADER.size:
-            size, num_fds = _HEADER.unpack_from(self._data)
-            end = _HEADER.size + size
-            if len(self._data) < end:
-                break
-            found.append((marshal.loads(self._data[_HEADER.size : end]), self._fds[:num_fds]))
+        while (first := first_message(self._data)) is not None:
+            message, num_fds, end = first
+            found.append((message, self._fds[:num_fds]))
             del self._data[:end], self._fds[:num_fds]
         return found
 
@@ -123,6 +113,15 @@ class NurseryLink:
         self.sock.close()
         while self._fds:
             os.close(self._fds.pop())
+
+
+def first_message(data: bytes | bytearray) -> tuple[tuple[Any, ...], int, int] | None:
+    """The first message in what a link received, its number of descriptors, and its bytes; None: it is not whole."""
+    if len(data) < _HEADER.size:
+        return None
+    size, num_fds = _HEADER.unpack_from(data)
+    end = _HEADER.size + size
+    return None if len(data) < end else (marshal.loads(data[_HEADER.size : end]), num_fds, end)
 
 
 def nursery_command(fd: int, forks: bool, worker: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rlsample.engine.pump import Pump
 from rlsample.errors import ConfigError, WorkerDiedError
-from rlsample.nursery import NurseryLink, nursery_command, serve, why_no_process
+from rlsample.nursery import NurseryLink, first_message, nursery_command, serve, why_no_process
 
 __all__ = ["Launcher", "check_start_method", "check_start_method_name"]
 
@@ -73,12 +73,10 @@ class Launcher:
         check_start_method(start_method)
         self._method, self._threads, self._pump = start_method, threads_per_worker, pump
         self._on_started, self._on_ended = on_started, on_ended
-        self._link: NurseryLink | None = None
+        self._link: _Link | None = None
         self._nursery: subprocess.Popen[bytes] | _ForkedProcess | None = None
         self._running: set[int] = set()
         self._lost: set[int] = set()  # ended with their nursery, and not told yet
-        self._told: collections.deque[tuple[str, int, Any]] = collections.deque()  # by the nursery, not passed on yet
-        self._feeding = False  # between hearings: the last broke off
         self._closed = False
         self._lock = threading.Lock()
         if start_method == "fork":
@@ -114,8 +112,8 @@ class Launcher:
     def _start_nursery(self) -> None:
         check_start_method(self._method)
         mine, its = socket.socketpair()
-        self._link = NurseryLink(mine)
         try:
+            self._link = _Link(mine)
             with its:
                 self._nursery = self._make_nursery(mine, its)
             self._pump.register(mine.fileno(), self._read)
@@ -137,35 +135,21 @@ class Launcher:
         )
 
     def _read(self) -> None:
-        """Takes in what the nursery tells. Called again if it broke off (Ctrl-C), it goes on where it was."""
+        """Passes on what the nursery tells. Called again if it broke off (Ctrl-C), it goes on where it was."""
         link = self._link
-        if link is None or not self._feed(link):
+        if link is None or not link.read():
             with self._lock:
                 if self._link is link:
                     self._drop_nursery()
             self._tell_lost()
-        while self._told:
-            kind, key, number = self._told[0]
+        while link is not None and (message := link.first()) is not None:
+            kind, key, number = message
             if kind == "started":
                 self._on_started(key, number)
             else:
                 self._on_ended(key, number)
                 self._running.discard(key)
-            self._told.popleft()
-
-    def _feed(self, link: NurseryLink) -> bool:
-        """Hears what the nursery says now; False: it is gone, or a hearing broke off and its words may be lost."""
-        if self._feeding:
-            return False
-        self._feeding = True
-        try:
-            self._told.extend(message for message, _ in link.feed(wait=False))
-        except BlockingIOError:
-            pass
-        except (EOFError, OSError):
-            return False
-        self._feeding = False
-        return True
+            link.forget_first()
 
     def _drop_nursery(self) -> None:
         """Ends the nursery, and thereby its workers, which are to be told as lost when the lock is free."""
@@ -178,7 +162,6 @@ class Launcher:
             _end(self._nursery)
             self._nursery = None
         self._running = set()
-        self._feeding = False
 
     def _tell_lost(self) -> None:
         for key in list(self._lost):
@@ -198,6 +181,37 @@ class Launcher:
             self._closed = True
             self._drop_nursery()
         self._tell_lost()
+
+
+class _Link(NurseryLink):
+    """What the nursery tells is read in one step and kept until it was passed on, so that Ctrl-C loses nothing."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._chunks: collections.deque[bytes] = collections.deque()
+
+    def read(self) -> bool:
+        """Takes in what is there now; False: the nursery is gone."""
+        try:
+            # No bytecode runs, and no KeyboardInterrupt comes, between the kernel and the deque.
+            self._chunks.extend(map(self.sock.recv, (1 << 16,), (socket.MSG_DONTWAIT,)))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return bool(self._chunks[-1])
+
+    def first(self) -> tuple[Any, ...] | None:
+        """The first message, if it is whole."""
+        found = first_message(b"".join(self._chunks))
+        return None if found is None else found[0]
+
+    def forget_first(self) -> None:
+        """It was passed on."""
+        data = b"".join(self._chunks)
+        found = first_message(data)
+        assert found is not None
+        self._chunks = collections.deque([data[found[2] :]])
 
 
 def _end(process: subprocess.Popen[bytes] | _ForkedProcess) -> None:
